@@ -66,10 +66,10 @@ def plan_file(
 
     content, source = _read_document(domain)
     machine = _read_host(host)
-    requested = options or PlanOptions(AUTO)
-    reject_objective(requested)
-    chosen = resolve_layout(read_vm(content, source), requested, machine).options
-    return plan_document(content, source, chosen, machine)
+    plan_options = options or PlanOptions(AUTO)
+    reject_objective(plan_options)
+    resolved_options = resolve_layout(read_vm(content, source), plan_options, machine).options
+    return plan_document(content, source, resolved_options, machine)
 
 
 def verify(domain: Domain, host: HostSource = None, plan: Plan | None = None) -> Findings:
@@ -81,13 +81,13 @@ def verify(domain: Domain, host: HostSource = None, plan: Plan | None = None) ->
 
     document = open_domain(*_read_document(domain))
     errors, gap = validate(document.to_bytes())
-    parsed = parse_with_libvirt(document) if errors else None
+    parse_result = parse_with_libvirt(document) if errors else None
     verification = verify_document(
-        document, plan=plan, host=_read_host(host), schema_errors=errors, parsed=parsed
+        document, plan=plan, host=_read_host(host), schema_errors=errors, parse_result=parse_result
     )
-    unchecked = (*([str(gap)] if gap else []), *verification.not_checked)
+    skipped_checks = (*([str(gap)] if gap else []), *verification.not_checked)
     return replace(
-        verification, findings=sort_findings(verification.findings), not_checked=unchecked
+        verification, findings=sort_findings(verification.findings), not_checked=skipped_checks
     )
 
 
@@ -117,10 +117,10 @@ def compare(directories: Sequence[str], objective: Objective | None = None) -> C
     from homenode.decide.compare import compare as compare_alternatives
     from homenode.measure.imported_files import load_sources
 
-    named = load_sources(directories)
-    skipped = [gap for source in named for gap in source.skipped]
-    chosen = group_by_argument([(source.argument, source.runs) for source in named])
-    return replace(compare_alternatives(chosen, objective), skipped=tuple(skipped))
+    sources = load_sources(directories)
+    gaps = [gap for source in sources for gap in source.skipped]
+    groups = group_by_argument([(source.argument, source.runs) for source in sources])
+    return replace(compare_alternatives(groups, objective), skipped=tuple(gaps))
 
 
 def load_results(*directories: str) -> tuple[Run, ...]:

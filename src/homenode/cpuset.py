@@ -76,10 +76,10 @@ class CpuSet:
         Also libvirt's exclusions: "0-7,^3". Raises ParseError that names the faulty part.
         Source: Documentation/core-api/cpumask.rst (lists, strides); libvirt's cpuset attribute.
         """
-        stripped = text.strip()
-        parsed = _bits_remembered if len(stripped) <= _REMEMBERED_CHARS else _parse_bits
+        stripped_text = text.strip()
+        parser = _bits_remembered if len(stripped_text) <= _REMEMBERED_CHARS else _parse_bits
         try:
-            return cls.from_bits(parsed(stripped))
+            return cls.from_bits(parser(stripped_text))
         except _ListError as error:
             raise ParseError(source, error.expected, error.found) from None
 

@@ -79,10 +79,10 @@ def unknown(
     kind: str, word: str, names: Iterable[str], hint: str | None = None, before: str = ""
 ) -> UsageError:
     """Return the error for a word that is not one of the names, with the name that it resembles."""
-    shown = word if word.startswith("-") else repr(word)
+    shown_word = word if word.startswith("-") else repr(word)
     near = find_near(word, names)
-    meant = f" (did you mean {near}?)" if near else ""
-    return UsageError(f"{before}unknown {kind} {shown}{meant}", hint=hint)
+    suggestion = f" (did you mean {near}?)" if near else ""
+    return UsageError(f"{before}unknown {kind} {shown_word}{suggestion}", hint=hint)
 
 
 def exclusive(first: str, second: str, hint: str | None = None) -> UsageError:
@@ -129,9 +129,9 @@ class ParseError(InputError):
         hint: str | None = None,
     ) -> None:
         position = source if line is None else f"{source}:{line}"
-        shown = found if found is None or len(found) <= 120 else found[:117] + "..."
-        missing = shown is None
-        reason = f"missing {expected}" if missing else f"expected {expected}, found {shown!r}"
+        shown_value = found if found is None or len(found) <= 120 else found[:117] + "..."
+        missing = shown_value is None
+        reason = f"missing {expected}" if missing else f"expected {expected}, found {shown_value!r}"
         super().__init__(reason, hint=hint, subject=position)
         self.source = source
         self.line = line

@@ -123,8 +123,8 @@ def format_gaps(gaps: Iterable[Gap]) -> tuple[str, ...]:
     lines = [f"{format_subjects(group)}: {reason}" for reason, group in subjects.items()]
     if len(lines) > _MAX_REASONS + 1:
         groups = list(subjects.values())[_MAX_REASONS:]
-        shared = "; ".join(map(format_subjects, groups))
-        lines[_MAX_REASONS:] = [f"{shared}: homenode show --explain prints the reasons"]
+        subjects_text = "; ".join(map(format_subjects, groups))
+        lines[_MAX_REASONS:] = [f"{subjects_text}: homenode show --explain prints the reasons"]
     return tuple(lines)
 
 
@@ -228,11 +228,11 @@ def with_call(findings: Iterable[Finding], call: Call) -> tuple[Finding, ...]:
         return _CALL.sub(repeat, text)
 
     def repeat(match: re.Match[str]) -> str:
-        omitted = (*_OMITTED.get(match[1], ()), *match[2].split())
-        kept = [words for words in call if words[0] not in omitted]
+        omitted_options = (*_OMITTED.get(match[1], ()), *match[2].split())
+        kept_words = [words for words in call if words[0] not in omitted_options]
         if match[1] == "homenode show" or "--target" in match[2]:
-            kept = [words for words in kept if len(words) > 1]
-        return " ".join((match[1], *(command_line(*words) for words in kept))) + match[2]
+            kept_words = [words for words in kept_words if len(words) > 1]
+        return " ".join((match[1], *(command_line(*words) for words in kept_words))) + match[2]
 
     return tuple(
         replace(f, fix=f.fix and fill_command(f.fix), command=fill_command(f.command))
@@ -400,6 +400,6 @@ def add_gaps(findings: Findings, gaps: Sequence[Gap], *, asks_vms: bool | None =
     """Return the findings with unknown facts of their host. asks_vms: whether its VMs are the
     question, so that an unread one makes the answer unknown; None = the answer needs no VMs."""
     unread = unread_vms(gaps) if asks_vms else ()
-    omitted = {NO_VMS} if asks_vms is None else set()
-    unknown = format_gaps(gap for gap in gaps if gap not in unread and gap.subject not in omitted)
+    ids = {NO_VMS} if asks_vms is None else set()
+    unknown = format_gaps(gap for gap in gaps if gap not in unread and gap.subject not in ids)
     return replace(findings, not_read=format_gaps(unread), unknown=(*findings.unknown, *unknown))

@@ -37,14 +37,14 @@ def encode(
     kind: str,
     value: Any,
     head: dict[str, Any] | None = None,
-    changed: dict[str, Any] | None = None,
+    changes: dict[str, Any] | None = None,
 ) -> str:
     """Return the document of a value; `head` comes between "format" and the value's own fields.
-    changed: replaced values of fields."""
+    changes: replaced values of fields."""
     fields = {
-        stored.encode_name: getattr(value, stored.name) for stored in msgspec.structs.fields(value)
+        field.encode_name: getattr(value, field.name) for field in msgspec.structs.fields(value)
     }
-    document = {"format": _format(kind), **(head or {}), **fields, **(changed or {})}
+    document = {"format": _format(kind), **(head or {}), **fields, **(changes or {})}
     builtins = msgspec.to_builtins(document, enc_hook=_encode_text)
     return msgspec.json.format(encode_json(builtins), indent=2).decode() + "\n"
 
@@ -200,8 +200,8 @@ def _encode_text(value: Any) -> str:
 
 def _decode_text(value_type: type, value: Any) -> Any:
     if isinstance(value, str) and (value_type is CpuSet or issubclass(value_type, PciAddress)):
-        parsed: Any = _parse_value  # mypy takes a class for no Hashable
-        return parsed(value_type, value)
+        parser: Any = _parse_value  # mypy takes a class for no Hashable
+        return parser(value_type, value)
     raise TypeError(f"expected text, found {type(value).__name__}")
 
 

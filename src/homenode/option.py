@@ -88,10 +88,10 @@ def format_size(size: int) -> str:
 
 
 def key_values(
-    option: str, text: str, needed: tuple[str, ...], optional: tuple[str, ...]
+    option: str, text: str, needed_keys: tuple[str, ...], optional: tuple[str, ...]
 ) -> dict[str, str]:
     """Return the key=value parts of an option's value, each key once. Raises UsageError."""
-    keys = (*needed, *optional)
+    keys = (*needed_keys, *optional)
     parts: dict[str, str] = {}
     texts = [part.strip() for part in text.split(",") if part.strip()]
     for number, part in enumerate(texts):
@@ -104,7 +104,7 @@ def key_values(
                 hint=f"{option} {','.join(texts)}",
             )
         parts[key] = value
-    missing = [name for name in needed if name not in parts]
+    missing = [name for name in needed_keys if name not in parts]
     if missing:
         raise UsageError(f"{option} {text!r}: missing {' and '.join(f'{key}=' for key in missing)}")
     return parts

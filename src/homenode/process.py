@@ -207,20 +207,20 @@ def _start(argv: list[str], **options: Any) -> "subprocess.Popen[bytes]":
 def _interrupts_held() -> Iterator[None]:
     """Ctrl-C and similar signals wait until a starting program can be ended: an earlier signal
     would leave it running. As they are handled then, they raise at the end of the block."""
-    owned: list[int] = []
+    held_signals: list[int] = []
     handlers = {}
     if threading.current_thread() is threading.main_thread():
         for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             handler = signal.getsignal(signum)
             if callable(handler):
                 handlers[signum] = handler
-                signal.signal(signum, lambda number, _: owned.append(number))
+                signal.signal(signum, lambda number, _: held_signals.append(number))
     try:
         yield
     finally:
         for signum, handler in handlers.items():
             signal.signal(signum, handler)
-        for number in owned:
+        for number in held_signals:
             handlers[signal.Signals(number)](number, None)
 
 
@@ -242,14 +242,14 @@ def _exchange_data(
         if process.stdin is not None:
             os.set_blocking(process.stdin.fileno(), False)
             selector.register(process.stdin, selectors.EVENT_WRITE)
-        ended: float | None = None
+        end_s: float | None = None
         while selector.get_map():
             left_s = deadline - time.monotonic()
             if left_s <= 0 or (stop is not None and stop.is_set()):
                 raise ToolTimeoutError(f"{argv[0]}: no end after {timeout_s:g} s")
-            if ended is None and _has_ended(process):
-                ended = time.monotonic()
-            if ended is not None and time.monotonic() - ended > LEFT_BEHIND_S:
+            if end_s is None and _has_ended(process):
+                end_s = time.monotonic()
+            if end_s is not None and time.monotonic() - end_s > LEFT_BEHIND_S:
                 with contextlib.suppress(ProcessLookupError, PermissionError):  # gone meanwhile
                     os.killpg(process.pid, signal.SIGKILL)
                 break
@@ -312,9 +312,9 @@ def _search_path() -> str:
     return ":".join(dict.fromkeys((*directories, *_SYSTEM_PATH)))
 
 
-def _absolute_directories(listed: str) -> list[str]:
+def _absolute_directories(path_list: str) -> list[str]:
     """Return the absolute ones of a colon-separated list; others mean the working directory."""
-    return [part for part in listed.split(":") if part.startswith("/")]
+    return [part for part in path_list.split(":") if part.startswith("/")]
 
 
 def arguments_after(argv: Sequence[str], option: str) -> Iterator[str]:

@@ -128,10 +128,10 @@ def format_subjects(subjects: Sequence[str]) -> str:
     heads = {subject.rpartition(" ")[0] for subject in subjects}
     words = [subject.rpartition(" ")[2] for subject in subjects] if len(heads) == 1 else subjects
     head = f"{heads.pop()} " if len(heads) == 1 and "" not in heads else ""
-    shown = words if len(words) <= _MAX_SUBJECTS + 1 else words[:_MAX_SUBJECTS]
-    hidden_count = len(words) - len(shown)
-    last = f"{hidden_count} more" if hidden_count else shown[-1]
-    before = ", ".join(shown if hidden_count else shown[:-1])
+    shown_words = words if len(words) <= _MAX_SUBJECTS + 1 else words[:_MAX_SUBJECTS]
+    hidden_count = len(words) - len(shown_words)
+    last = f"{hidden_count} more" if hidden_count else shown_words[-1]
+    before = ", ".join(shown_words if hidden_count else shown_words[:-1])
     return head + (f"{before} and {last}" if before else last)
 
 

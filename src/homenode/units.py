@@ -84,11 +84,11 @@ def parse_bytes(text: str) -> int:
         raise InputError(f"size {text!r}: expected a number and a unit, such as 64GiB")
     integer, fraction, unit = match.groups()
     unit_bytes = bytes_of(1, unit or "b")
-    scaled = int(integer + (fraction or "")) * unit_bytes
+    byte_count = int(integer + (fraction or "")) * unit_bytes
     divisor = int("1" + "0" * len(fraction or ""))
-    if scaled % divisor:
+    if byte_count % divisor:
         raise InputError(f"size {text!r}: not a whole number of bytes")
-    return _check_size(scaled // divisor)
+    return _check_size(byte_count // divisor)
 
 
 def format_bytes(count: int) -> str:

@@ -68,7 +68,7 @@ def test_the_listings_of_these_tests_are_read() -> None:
 
 @given(WORDS, st.sampled_from([2, 3, 4]))
 def test_where_squeue_lists_the_jobs_no_text_lies(words: dict[str, str], hostile: int) -> None:
-    jobs = parse_scontrol_jobs(listing(said(words, hostile)), listed=NUMBERS)
+    jobs = parse_scontrol_jobs(listing(said(words, hostile)), listed_jobs=NUMBERS)
     assert not [job for job in jobs if unlike(job)]
     assert {job.number for job in jobs} == NUMBERS
 
@@ -138,7 +138,7 @@ def test_a_job_with_a_line_of_scontrols_in_its_words_is_left_out_alone(
 @pytest.mark.parametrize("field", FIELDS)
 def test_a_forged_record_of_another_job_leaves_both_out(field: str) -> None:
     forged = f"x\n{FORGED}\n   \n\nJobId=4 JobName=z\n{FORGED}"
-    jobs = parse_scontrol_jobs(listing(said({field: forged})), listed=NUMBERS)
+    jobs = parse_scontrol_jobs(listing(said({field: forged})), listed_jobs=NUMBERS)
     assert {job.number for job in jobs if job.unreadable is None} == {"2"}
     assert {job.number for job in jobs} == NUMBERS
 
@@ -146,7 +146,7 @@ def test_a_forged_record_of_another_job_leaves_both_out(field: str) -> None:
 @pytest.mark.parametrize("field", FIELDS)
 def test_a_record_of_a_job_that_squeue_does_not_list_counts_for_nothing(field: str) -> None:
     forged = f"x\n{FORGED}\n   \n\nJobId=99 JobName=z\n{FORGED}"
-    jobs = parse_scontrol_jobs(listing(said({field: forged})), listed=NUMBERS)
+    jobs = parse_scontrol_jobs(listing(said({field: forged})), listed_jobs=NUMBERS)
     assert [(job.number, job.unreadable is None) for job in jobs] == [
         ("2", True),
         ("3", False),

@@ -73,7 +73,7 @@ def schema_findings(xml: bytes) -> list[Finding]:
     document = open_domain(xml, "vm.xml")
     errors = [SchemaError(1, "Element domain failed to validate content")]
     parsed = parse_with_libvirt(document)
-    answer = verify_document(document, schema_errors=errors, parsed=parsed)
+    answer = verify_document(document, schema_errors=errors, parse_result=parsed)
     return [one for one in answer.findings if one.id == "schema"]
 
 

@@ -188,13 +188,13 @@ class Journal:
     def settle(self, make_step: Callable[[ChangeEntry], ChangeStep]) -> tuple[ChangeEntry, ...]:
         """Determine from the host which interrupted steps happened, and record these; the others
         remain to be done or undone."""
-        unsettled = []
+        unsettled_entries = []
         for entry in self.to_undo():
             if entry.what is ChangeState.BEGIN and make_step(entry).is_done(entry):
                 self.write(entry.with_state(ChangeState.DONE))
             elif entry.what in UNSETTLED:
-                unsettled.append(entry)
-        return tuple(unsettled)
+                unsettled_entries.append(entry)
+        return tuple(unsettled_entries)
 
     def undo(self, step_of: Callable[[ChangeEntry], ChangeStep]) -> tuple[ChangeEntry, ...]:
         """Undo the steps in reverse order, and return the outcome of each."""

@@ -50,18 +50,18 @@ class PausedStart(Struct, frozen=True, kw_only=True):
             note(_add_change_times(entry))
             raise
         run_id = self.virsh.find_domain(self.uuid).run_id
-        done = _add_change_times(entry.with_state(ChangeState.DONE), run_id=str(run_id))
-        note(done)
-        return done
+        done_entry = _add_change_times(entry.with_state(ChangeState.DONE), run_id=str(run_id))
+        note(done_entry)
+        return done_entry
 
     def undo(self, entry: ChangeEntry, note: Note) -> ChangeEntry:
         state = self.virsh.find_domain(entry.subject)
         run_id = entry.facts.get("run_id")
         is_same = run_id is None or run_id == str(state.run_id)
         if state.is_active and not (is_same and state.state == _PAUSED):
-            unchanged = entry.with_state(ChangeState.KEPT)
-            note(unchanged)
-            return unchanged
+            kept_entry = entry.with_state(ChangeState.KEPT)
+            note(kept_entry)
+            return kept_entry
         note(entry.with_state(ChangeState.UNDOING))
         if state.is_active:
             self.virsh.destroy(entry.subject)

@@ -201,11 +201,11 @@ def plan_together(
     chosen = {}
     for name, original in originals.items():
         guest = read_vm(original, name)
-        recorded = (
+        recorded_layout = (
             ResolvedLayout(options) if results else _use_recorded_layout(guest, options, machine)
         )
-        resolved = resolve_layout(guest, recorded.options, machine, choose)
-        chosen[name] = replace(resolved, reasons=recorded.reasons or resolved.reasons)
+        layout = resolve_layout(guest, recorded_layout.options, machine, choose)
+        chosen[name] = replace(layout, reasons=recorded_layout.reasons or layout.reasons)
     requests = [
         FileRequest(name=name, original=original, options=chosen[name].options)
         for name, original in originals.items()
@@ -375,10 +375,10 @@ def _answer(
 ) -> None:
     """Print the JSON, with the plans of this call."""
     plans = [msgspec.json.decode(encode_plan(tuning.plan)) for tuning in tunings] or repeat(None)
-    answered = tuple(
+    answers = tuple(
         replace(domain, plan=plan) for domain, plan in zip(domains, plans, strict=False)
     )
-    print_json(encode("applied", ApplyAnswer(dry_run=arguments.dry_run, domains=answered)))
+    print_json(encode("applied", ApplyAnswer(dry_run=arguments.dry_run, domains=answers)))
 
 
 def _move(
@@ -431,11 +431,11 @@ def _move(
         _answer(arguments, (domain,), tunings)
 
 
-def _build_threads_doc(moved: RepinnedThreads) -> Doc:
+def _build_threads_doc(threads: RepinnedThreads) -> Doc:
     """Return a line for each kind of thread: the number to move, and their CPUs."""
-    lines = [f"change: {plural(len(moved.after), 'thread')} would move"]
-    for kind in dict.fromkeys(pin.kind for pin in moved.after):
-        pins = [pin for pin in moved.after if pin.kind == kind]
+    lines = [f"change: {plural(len(threads.after), 'thread')} would move"]
+    for kind in dict.fromkeys(pin.kind for pin in threads.after):
+        pins = [pin for pin in threads.after if pin.kind == kind]
         cpus = format_cpus(CpuSet.union(pin.pus for pin in pins))
         lines.append(f"  {len(pins):>4} {kind:<9} to {cpus}")
     return Doc("", tuple(Text(line, hang=24) for line in lines))

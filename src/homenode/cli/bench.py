@@ -131,8 +131,8 @@ def _print_steps(machine: "Machine", options: BenchOptions) -> None:
 
 def _print(outcome: BenchOutcome, *, as_json: bool) -> None:
     samples = plural(0 if outcome.run is None else len(outcome.run.samples), "sample")
-    checked = () if outcome.run is None else (samples,)
-    findings = Findings(checked=checked, findings=outcome.findings, unknown=outcome.unknown)
+    checks = () if outcome.run is None else (samples,)
+    findings = Findings(checked=checks, findings=outcome.findings, unknown=outcome.unknown)
     if outcome.directory is None:
         note("nothing was measured: this guest is not the plan's (--force measures it anyway)")
     else:
@@ -147,17 +147,17 @@ def _print(outcome: BenchOutcome, *, as_json: bool) -> None:
 def set_up(arguments: BenchSetupArguments) -> None:
     """Print the commands, run them with --apply, or undo what they installed. Raises UsageError,
     HostError if no GPU or no tool can be built, ToolError for a step that failed."""
-    chosen = Path.home() / ".local" if arguments.prefix is None else arguments.prefix.absolute()
+    prefix = Path.home() / ".local" if arguments.prefix is None else arguments.prefix.absolute()
     if arguments.apply and arguments.remove:
         raise exclusive("--apply", "--remove")
     if arguments.remove:
-        _remove(chosen)
+        _remove(prefix)
         return
     from homenode.change.journal import default_root
     from homenode.measure.tool_setup import TORCH_PYTHON, carry_out
 
     machine = LocalMachine()
-    plan = _plan(machine, str(chosen), arguments.architecture)
+    plan = _plan(machine, str(prefix), arguments.architecture)
     for name in plan.present:
         note(f"{name} is installed already")
     for lack in plan.lacks:
@@ -176,10 +176,10 @@ def set_up(arguments: BenchSetupArguments) -> None:
     for path in carry_out(plan, machine, default_root(), lambda step: note(_format_step(step))):
         note(f"installed {path}")
     if any(path.endswith(f"/{TORCH_PYTHON}") for path in plan.installs):
-        python = chosen / "bin" / TORCH_PYTHON
+        python = prefix / "bin" / TORCH_PYTHON
         note(f"PyTorch: {command_line('homenode', 'bench', '--python', python)}")
-    if str(chosen / "bin") not in os.environ.get("PATH", "").split(":"):
-        note(f"add it to PATH: export PATH={shlex.quote(str(chosen / 'bin'))}:$PATH")
+    if str(prefix / "bin") not in os.environ.get("PATH", "").split(":"):
+        note(f"add it to PATH: export PATH={shlex.quote(str(prefix / 'bin'))}:$PATH")
 
 
 def _remove(prefix: Path) -> None:
@@ -200,11 +200,11 @@ def _plan(machine: "Machine", prefix: str, architecture: str | None) -> "SetupPl
         architectures = parse_names(architecture)
         vendor = Vendor.AMD if architectures[0].startswith("gfx") else Vendor.NVIDIA
     names = NEEDED | {source.program for source in SOURCES}
-    installed = machine.find_installed(names)
-    if "python3" in installed and architecture is None:
+    programs = machine.find_installed(names)
+    if "python3" in programs and architecture is None:
         answer = ask_for_torch(machine, "python3", 60).stdout.strip()
-        installed |= {TORCH_PYTHON} if answer == "True" else set()
-    return setup_plan(vendor, architectures, installed, prefix, cuda_home=_cuda_home())
+        programs |= {TORCH_PYTHON} if answer == "True" else set()
+    return setup_plan(vendor, architectures, programs, prefix, cuda_home=_cuda_home())
 
 
 def _cuda_home() -> str | None:

@@ -294,8 +294,8 @@ def find_call(command: Command, words: Sequence[str], path: str) -> Call:
             return Call(command, path, (), first)
         else:
             _reject_command(command, path, first)
-    ended = words.index("--") if "--" in words else len(words)
-    asking = [word for word in words[:ended] if word in (*HELP, HELP_ALL)]
+    end = words.index("--") if "--" in words else len(words)
+    asking = [word for word in words[:end] if word in (*HELP, HELP_ALL)]
     return Call(command, path, tuple(words), asking[0] if asking else "")
 
 

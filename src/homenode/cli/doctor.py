@@ -175,8 +175,8 @@ def _diagnose_all(
             findings=findings,
             not_checked=(f"{host.name} shows no links, nodes or settings",),
         )
-    shown = None if explain else 2 if vms else 1
-    lines = dict.fromkeys(line for answer in answers for line in answer.checked[:shown])
+    shown_count = None if explain else 2 if vms else 1
+    lines = dict.fromkeys(line for answer in answers for line in answer.checked[:shown_count])
     not_checked = tuple(line for answer in answers for line in answer.not_checked)
     return Findings(checked=tuple(lines), findings=findings, not_checked=not_checked)
 
@@ -237,11 +237,11 @@ def _measure_under_load(
         raise UsageError("--load-command: missing program", hint=_LOAD)
     program = load_program(words)
     note(f"running {' '.join(program.argv)} and reading links during the copy")
-    busy, reached = sample_under_load(host, LiveSnapshot(), program)
+    busy, reached_bdfs = sample_under_load(host, LiveSnapshot(), program)
     # Rates from the user take precedence over rates measured during the load.
-    h2d = {gpu: rate for gpu, rate in reached.h2d.items() if rates.h2d_all is None}
+    h2d = {gpu: rate for gpu, rate in reached_bdfs.h2d.items() if rates.h2d_all is None}
     return busy, structs.replace(
-        rates, is_loaded=True, reached=reached.gpus, h2d={**h2d, **rates.h2d}
+        rates, is_loaded=True, reached=reached_bdfs.gpus, h2d={**h2d, **rates.h2d}
     )
 
 
@@ -376,7 +376,7 @@ def _read_hosts(sources: Sequence[str]) -> "list[tuple[str, Host]]":
     from homenode.vm.host_sources import read_hosts
 
     with counting("reading hosts") as progress:
-        named = read_hosts(sources, progress)
-    for unread in named.unread:
+        named_hosts = read_hosts(sources, progress)
+    for unread in named_hosts.unread:
         note(f"not read  {unread}")
-    return [(entry.name, entry.host) for entry in named.hosts]
+    return [(entry.name, entry.host) for entry in named_hosts.hosts]

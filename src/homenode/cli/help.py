@@ -73,8 +73,8 @@ def help_lines(
         if not any(name.startswith("-") for name, _ in rows):
             column = 4 + max(len(name) for name, _ in rows)
         for name, right in rows:
-            shown = right if shows_all else _shorten(right, width - column)
-            yield from _format_row(name, shown, width, column)
+            shown_text = right if shows_all else _shorten(right, width - column)
+            yield from _format_row(name, shown_text, width, column)
     if not command.record:
         yield f"Help of a command: {path} COMMAND --help"
     if not shows_all and any(parameter.opt.names for parameter in parameters):
@@ -97,15 +97,15 @@ def _shorten(text: str, room: int) -> str:
 
 def _format_usage(command: Command, path: str, parameters: tuple[Parameter, ...]) -> str:
     """Return the command with its arguments and its required options."""
-    words, required = [path], []
+    words, required_words = [path], []
     for parameter in parameters:
         if isinstance(parameter.opt, Arg):
             words.append(parameter.opt.metavar)
         elif parameter.default is REQUIRED:
-            required.append(f"{max(parameter.opt.names, key=len)} {parameter.opt.metavar}")
+            required_words.append(f"{max(parameter.opt.names, key=len)} {parameter.opt.metavar}")
     if not command.record:
         words.append("COMMAND")
-    return " ".join([*words, *required, "[OPTIONS]"])
+    return " ".join([*words, *required_words, "[OPTIONS]"])
 
 
 def _collect_sections(
@@ -200,8 +200,8 @@ def answer_completion(request: str, program: Command) -> None:
     shell = request.removeprefix("complete_")
     words = os.environ.get("COMP_WORDS", "").split("\n")
     at = whole_number(os.environ.get("COMP_CWORD")) or 0
-    typed = words[at] if at < len(words) else ""
-    for name, about in _add_texts(find_candidates(program, words[1:at], typed)):
+    typed_text = words[at] if at < len(words) else ""
+    for name, about in _add_texts(find_candidates(program, words[1:at], typed_text)):
         if shell == "fish":
             say(f"{name}\t{about}" if about else name)
         elif shell == "zsh":
@@ -249,15 +249,15 @@ def find_candidates(program: Command, before: Sequence[str], typed: str) -> Cand
     return subcommands + [value for first in arguments[:1] for value in _find_values(first, typed)]
 
 
-def _find_values(parameter: Parameter, typed: str) -> Candidates:
+def _find_values(parameter: Parameter, typed_text: str) -> Candidates:
     """Return the values of an option or argument."""
     values: Candidates = list(parameter.choices)
     if parameter.opt.complete:
-        values = _COMPLETIONS[parameter.opt.complete](typed)
+        values = _COMPLETIONS[parameter.opt.complete](typed_text)
     return [
         value
         for value in values
-        if (value if isinstance(value, str) else value[0]).startswith(typed)
+        if (value if isinstance(value, str) else value[0]).startswith(typed_text)
     ]
 
 
@@ -303,10 +303,10 @@ def complete_domain_names(incomplete: str) -> Candidates:
 
     argv = ("virsh", "-q", "-r", "-c", "qemu:///system", "list", "--all", "--name")
     try:
-        listed = run(argv, _VIRSH_S).stdout_or_raise()
+        output = run(argv, _VIRSH_S).stdout_or_raise()
     except ToolError:
         return []
-    return [line.strip() for line in listed.splitlines() if line.strip()]
+    return [line.strip() for line in output.splitlines() if line.strip()]
 
 
 def complete_vms(incomplete: str) -> Candidates:

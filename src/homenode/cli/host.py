@@ -87,8 +87,8 @@ def _draw(host: Host, arguments: ShowArguments) -> str:
 
     if arguments.plan is None:
         return topology_map(host, None)
-    saved = read_input(arguments.plan, "a saved plan")
-    return topology_map(host, read_plan_for(host, saved, str(arguments.plan)))
+    plan_text = read_input(arguments.plan, "a saved plan")
+    return topology_map(host, read_plan_for(host, plan_text, str(arguments.plan)))
 
 
 def capture(arguments: CaptureArguments) -> None:
@@ -165,12 +165,12 @@ def _study_names(name: str) -> list[str]:
 
 def hosts(arguments: HostsArguments) -> None:
     """Print the names of shipped hosts with their descriptions."""
-    shown = [name for name in list_shipped_hosts() if not is_made_up(name)]
-    title = f"{plural(len(shown), 'host')} for --host"
+    shown_names = [name for name in list_shipped_hosts() if not is_made_up(name)]
+    title = f"{plural(len(shown_names), 'host')} for --host"
     if not (arguments.json or arguments.explain):
-        say(f"{title}; --explain describes each\n\n{_format_columns(shown)}")
+        say(f"{title}; --explain describes each\n\n{_format_columns(shown_names)}")
         return
-    rows = tuple((name, load_shipped(name).about) for name in shown)
+    rows = tuple((name, load_shipped(name).about) for name in shown_names)
     if arguments.json:
         _print_rows([{"name": name, "about": about} for name, about in rows])
         return

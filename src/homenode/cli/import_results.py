@@ -59,8 +59,8 @@ def import_results(arguments: ImportArguments) -> None:
         order=tuple(filter(None, (arguments.order or "").split(","))),
     )
     runs = build_runs(sources.directories, options)
-    skipped = list(sources.skipped)
-    skipped += [gap for directory in sources.directories for gap in list_unread(directory)]
+    gaps = list(sources.skipped)
+    gaps += [gap for directory in sources.directories for gap in list_unread(directory)]
     with_figures = tuple(run for run in runs if run.run.samples)
     head = ""
     if with_figures:
@@ -74,32 +74,32 @@ def import_results(arguments: ImportArguments) -> None:
         head = f"{verb} {arguments.output}: {counts}"
     if arguments.json:
         is_written = bool(with_figures) and not arguments.dry_run
-        print_json(encode("imported-runs", _answer(runs, skipped, arguments, written=is_written)))
+        print_json(encode("imported-runs", _answer(runs, gaps, arguments, written=is_written)))
         note(head)
     else:
-        make_console().print(_build_screen(head, runs, skipped, everything=arguments.everything))
+        make_console().print(_build_screen(head, runs, gaps, everything=arguments.everything))
     note_gaps(() if host is None else host.gaps)
     if not with_figures:
-        named = ", ".join(map(str, arguments.directories))
+        names = ", ".join(map(str, arguments.directories))
         if runs:
             raise InputError(
-                f"{named}: no result of the tools can be used",
+                f"{names}: no result of the tools can be used",
                 hint="the reasons are above; run these tools again",
             )
         raise InputError(
-            f"{named}: no outputs of measuring tools",
+            f"{names}: no outputs of measuring tools",
             hint="homenode import logs/ -o results",
         )
 
 
 def _answer(
     runs: tuple[RunWithSources, ...],
-    skipped: Sequence[Gap],
+    gaps: Sequence[Gap],
     arguments: ImportArguments,
     *,
     written: bool,
 ) -> ImportedRuns:
-    answered = tuple(
+    answers = tuple(
         ImportedRun(
             system=run.run.head.system,
             name=run.run.head.name,
@@ -113,7 +113,7 @@ def _answer(
         for run in runs
     )
     return ImportedRuns(
-        directory=str(arguments.output), written=written, runs=answered, omitted=tuple(skipped)
+        directory=str(arguments.output), written=written, runs=answers, omitted=tuple(gaps)
     )
 
 
@@ -149,7 +149,7 @@ def _check_places(runs: tuple[RunWithSources, ...], output: Path) -> None:
 
 
 def _build_screen(
-    head: str, runs: tuple[RunWithSources, ...], skipped: list[Gap], *, everything: bool
+    head: str, runs: tuple[RunWithSources, ...], gaps: list[Gap], *, everything: bool
 ) -> Doc:
     rows = tuple(
         (
@@ -169,7 +169,7 @@ def _build_screen(
         for gap in run.gaps:
             runs_of_gap.setdefault(gap, []).append(_name(run))
     subjects_of: dict[str, list[str]] = {}
-    for gap in skipped:
+    for gap in gaps:
         subjects_of.setdefault(gap.reason, []).append(gap.subject)
     labels = {
         "by node": list(_format_node_results(runs)),

@@ -57,9 +57,9 @@ def nccl_topo(arguments: NcclTopoArguments) -> None:
         _judge(arguments, arguments.check, flavour)
         return
     check_can_write(arguments.output, arguments.cloud_init, force=arguments.force)
-    assembled = _assemble(arguments, flavour or NcclVariant.NCCL)
-    _write(assembled, arguments.output, arguments.cloud_init)
-    _print_made(assembled, arguments.output, as_json=arguments.json)
+    topology_file = _assemble(arguments, flavour or NcclVariant.NCCL)
+    _write(topology_file, arguments.output, arguments.cloud_init)
+    _print_made(topology_file, arguments.output, as_json=arguments.json)
 
 
 def _reject_nonsense(arguments: NcclTopoArguments) -> None:
@@ -109,14 +109,14 @@ def _assemble(arguments: NcclTopoArguments, flavour: NcclVariant) -> TopologyFil
     )
     guest = None if arguments.guest is None else load_guest(arguments.guest)
     side = guest_side(facts, loose, plan=plan, guest=guest)
-    assembled = assemble_topology(host, side, flavour, source)
+    topology_file = assemble_topology(host, side, flavour, source)
     findings = [*check_tuned_host(facts.record, host, source)]
-    findings += _check_fabric(assembled, host, arguments.nvidia_smi)
-    return replace(assembled, findings=(*assembled.findings, *findings), gaps=host.gaps)
+    findings += _check_fabric(topology_file, host, arguments.nvidia_smi)
+    return replace(topology_file, findings=(*topology_file.findings, *findings), gaps=host.gaps)
 
 
-def _check_fabric(assembled: TopologyFile, host: "Host", path: Path | None) -> Iterator[Finding]:
-    gpus = [placed.bdf for placed in assembled.devices if placed.kind is DeviceKind.GPU]
+def _check_fabric(file: TopologyFile, host: "Host", path: Path | None) -> Iterator[Finding]:
+    gpus = [placed.bdf for placed in file.devices if placed.kind is DeviceKind.GPU]
     devices = [device for bdf in gpus if (device := host.find_device(bdf)) is not None]
     # A virtual function has the NVLinks of its physical one.
     bdfs = [gpu.physical_function or gpu.bdf for gpu in devices]
@@ -126,8 +126,8 @@ def _check_fabric(assembled: TopologyFile, host: "Host", path: Path | None) -> I
     return check_fabric(bdfs, query, str(path)) if may_have_nvswitches(host) else iter(())
 
 
-def _write(assembled: TopologyFile, output: Path | None, cloud_init: Path | None) -> None:
-    text = write_topology(assembled.topology)
+def _write(topology_file: TopologyFile, output: Path | None, cloud_init: Path | None) -> None:
+    text = write_topology(topology_file.topology)
     if output is None:
         print_json(text)
     else:
@@ -138,49 +138,49 @@ def _write(assembled: TopologyFile, output: Path | None, cloud_init: Path | None
         note(f"wrote {cloud_init}")
 
 
-def _build_cpu_table(assembled: TopologyFile) -> Table:
+def _build_cpu_table(topology_file: TopologyFile) -> Table:
     rows = tuple(
         (
             str(cpu.numa_id),
             str(cpu.affinity),
             str(sum(not pci.children for child in cpu.children for pci in child.walk())),
         )
-        for cpu in assembled.topology.cpus
+        for cpu in topology_file.topology.cpus
     )
     return Table(heads=("cpu", "vCPUs", "devices"), rows=rows, folds=("vCPUs",))
 
 
-def _build_device_table(assembled: TopologyFile) -> Table:
+def _build_device_table(topology_file: TopologyFile) -> Table:
     """Return every device with its two addresses and its switch."""
     heads = ("host BDF", "kind", "host node", "guest bus id", "switch")
     rows = tuple(
         (*map(str, (device.bdf, device.kind, device.node)), device.bus_id, device.switch or "none")
-        for device in assembled.devices
+        for device in topology_file.devices
     )
     return Table(heads=heads, rows=rows)
 
 
-def _print_made(assembled: TopologyFile, output: Path | None, *, as_json: bool) -> None:
+def _print_made(topology_file: TopologyFile, output: Path | None, *, as_json: bool) -> None:
     """Print the table unless the file goes to standard output; findings go to standard error."""
-    findings = sort_findings(assembled.findings)
+    findings = sort_findings(topology_file.findings)
     if as_json:
-        checked = Findings(checked=(_describe(assembled),), findings=findings)
-        print_findings(add_gaps(checked, assembled.gaps), "topology", as_json=True)
+        checks = Findings(checked=(_describe(topology_file),), findings=findings)
+        print_findings(add_gaps(checks, topology_file.gaps), "topology", as_json=True)
     else:
         if output is not None:
-            title = f"{output.name}: {_describe(assembled)}"
+            title = f"{output.name}: {_describe(topology_file)}"
             make_console().print(
-                Doc(title, (_build_cpu_table(assembled), _build_device_table(assembled)))
+                Doc(title, (_build_cpu_table(topology_file), _build_device_table(topology_file)))
             )
         for finding in findings:
             note(printable(str(finding)))
-        note_gaps(assembled.gaps)
+        note_gaps(topology_file.gaps)
     exit_if_bad(findings)
 
 
-def _describe(assembled: TopologyFile) -> str:
+def _describe(topology_file: TopologyFile) -> str:
     """Return the contents of the file in numbers: "2 CPUs, 8 switches, 8 GPUs"."""
-    topology, kinds = assembled.topology, [placed.kind for placed in assembled.devices]
+    topology, kinds = topology_file.topology, [device.kind for device in topology_file.devices]
     names = {DeviceKind.GPU: "GPU", DeviceKind.NIC: "NIC", DeviceKind.NVSWITCH: "NVSwitch"}
     counts = {
         "CPU": len(topology.cpus),
@@ -197,28 +197,28 @@ def _describe(assembled: TopologyFile) -> str:
 def _judge(arguments: NcclTopoArguments, check: Path, flavour: NcclVariant | None) -> None:
     data = read_input(check, "a topology file")
     problems = list(check_topology(data, str(check), flavour))
-    checked = ["what NCCL's parser rejects or silently ignores"]
+    checks = ["what NCCL's parser rejects or silently ignores"]
     not_checked = "that it is of a VM: --domain VM.xml --host HOST compares it"
     answer, gaps = f"{check.name}: correct for NCCL", tuple[Gap, ...]()
     readable = not any(finding.id == "nccl-unreadable" for finding in problems)
     if arguments.domain is not None and readable:
         read = read_topology(data, str(check))
-        assembled = _assemble(arguments, flavour or choose_variant(read))
+        topology_file = _assemble(arguments, flavour or choose_variant(read))
         host = () if arguments.host is None else ("--host", arguments.host)
         words = ("--domain", arguments.domain, *host, "-o", check, "--force")
         again = command_line("homenode", "nccl-topo", *words)
-        compared = compare_topology(read, assembled.topology)
-        problems += [replace(difference, fix=again) for difference in compared]
-        problems += assembled.findings
-        gaps, not_checked = assembled.gaps, ""
-        checked.append(f"each device's CPU, links and switch group in {arguments.domain.name}")
-        as_in = f"{_describe(assembled)} as in {arguments.domain.name}"
+        comparison = compare_topology(read, topology_file.topology)
+        problems += [replace(difference, fix=again) for difference in comparison]
+        problems += topology_file.findings
+        gaps, not_checked = topology_file.gaps, ""
+        checks.append(f"each device's CPU, links and switch group in {arguments.domain.name}")
+        as_in = f"{_describe(topology_file)} as in {arguments.domain.name}"
         answer = f"{check.name}: correct: {as_in}"
     is_empty = not problems and not any(read_topology(data, str(check)).walk("pci"))
     if is_empty:
-        checked, not_checked = [], f"{check.name}: it has no device"
+        checks, not_checked = [], f"{check.name}: it has no device"
     findings = Findings(
-        checked=tuple(checked),
+        checked=tuple(checks),
         findings=sort_findings(problems),
         not_checked=tuple(filter(None, (not_checked,))),
     )

@@ -91,16 +91,16 @@ def plan(arguments: PlanArguments) -> None:
     source = _read_source(arguments)
     _check_output(source, arguments)
     try:
-        planned, reasons = _plan(source, arguments)
+        planned_file, reasons = _plan(source, arguments)
     except Unplannable as error:
         print_refusal(error, as_json=arguments.json)
         raise SystemExit(error.exit_code) from None
-    lines = _write(planned, source, arguments)
-    _print(planned, reasons, source, arguments)
+    lines = _write(planned_file, source, arguments)
+    _print(planned_file, reasons, source, arguments)
     for line in lines:
         note(line)
-    warn_slow_links(planned.host, arguments.options)
-    if is_critical(planned.plan):
+    warn_slow_links(planned_file.host, arguments.options)
+    if is_critical(planned_file.plan):
         raise SystemExit(FINDINGS)
 
 
@@ -177,8 +177,8 @@ def _check_paths(arguments: PlanArguments) -> None:
     paths = (arguments.output, arguments.save_plan, arguments.svg)
     if arguments.json and arguments.diff:
         raise exclusive("--json", "--diff")
-    printed = paths.count(STANDARD_OUTPUT)
-    if printed and printed + arguments.json + arguments.diff > 1:
+    printed_count = paths.count(STANDARD_OUTPUT)
+    if printed_count and printed_count + arguments.json + arguments.diff > 1:
         raise UsageError("-: several outputs for standard output")
     check_can_write(arguments.save_plan, arguments.svg, force=arguments.force)
     check_can_write(arguments.output, force=True)
@@ -214,16 +214,16 @@ def _check_output(source: VmSource, arguments: PlanArguments) -> None:
 
 def _reject_one_path(paths: Iterable[Path | None]) -> None:
     """Raise UsageError if a command would write two outputs to one file."""
-    seen: set[Path] = set()
+    seen_paths: set[Path] = set()
     for path in paths:
         if path is None or path == STANDARD_OUTPUT:
             continue
-        if path.resolve() in seen:
+        if path.resolve() in seen_paths:
             raise UsageError(
                 f"{path}: two outputs for one file",
                 hint="use a different file for each of -o, --save-plan and --svg",
             )
-        seen.add(path.resolve())
+        seen_paths.add(path.resolve())
 
 
 def check_tuned_output(path: Path | None, *, force: bool | None = None) -> None:
@@ -262,7 +262,7 @@ def _plan(source: VmSource, arguments: PlanArguments) -> tuple[PlannedFile, tupl
         new = new_domain(*size, architecture=architecture, name=name or DEFAULT_NAME)
         vm, name = read_vm(new, source.name), None
     vm = add_host_facts(vm, host)
-    resolved = resolve_layout(
+    resolved_layout = resolve_layout(
         vm.guest,
         options,
         host,
@@ -271,11 +271,11 @@ def _plan(source: VmSource, arguments: PlanArguments) -> tuple[PlannedFile, tupl
     )
     if source.target != LIBVIRT:
         output = None if arguments.output is None else arguments.output.name
-        planned = plan_for_target(vm, resolved.options, host, source.target, output=output)
+        file = plan_for_target(vm, resolved_layout.options, host, source.target, output=output)
     else:
         assert vm.content is not None, "a new domain has a definition"
-        planned = plan_file(vm.content, vm.source, resolved.options, host, copy_name=name)
-    return planned, resolved.reasons
+        file = plan_file(vm.content, vm.source, resolved_layout.options, host, copy_name=name)
+    return file, resolved_layout.reasons
 
 
 def _reject_with_ranges(arguments: PlanArguments) -> None:
@@ -315,8 +315,8 @@ def hosts_after(hosts: "tuple[Host, ...]", plans: Sequence[Path]) -> "tuple[Host
     """The hosts with the VMs of the saved plans of --after. Raises InputError, UsageError."""
     hint = "homenode plan --save-plan writes one"
     texts = [(str(path), read_input(path, "a saved plan", hint=hint)) for path in plans]
-    saved = [(source, read_plan(text, source)) for source, text in texts]
-    return add_planned(hosts, saved) if saved else hosts
+    saved_plans = [(source, read_plan(text, source)) for source, text in texts]
+    return add_planned(hosts, saved_plans) if saved_plans else hosts
 
 
 def choose_by(results: Sequence[str]) -> "Choose | None":
@@ -326,7 +326,7 @@ def choose_by(results: Sequence[str]) -> "Choose | None":
     from homenode.decide.sentences import choose_by_results
     from homenode.measure.imported_files import load_sources
 
-    return choose_by_results([run for named in load_sources(results) for run in named.runs])
+    return choose_by_results([run for source in load_sources(results) for run in source.runs])
 
 
 def warn_slow_links(host: "Host | None", options: PlanOptions) -> None:
@@ -337,11 +337,11 @@ def warn_slow_links(host: "Host | None", options: PlanOptions) -> None:
     from homenode.show.findings_text import find_shared_fix, format_subjects, group_findings
 
     for group in group_findings(link_health(host)):
-        seen, fact = (
+        subjects, fact = (
             format_subjects(group),
             f"found {group[0].observed}, expected {group[0].expected}",
         )
-        note(f"warning: {seen}: {fact}; fix: {find_shared_fix(group)} ({group[0].id})")
+        note(f"warning: {subjects}: {fact}; fix: {find_shared_fix(group)} ({group[0].id})")
 
 
 # What is printed and written.
@@ -358,53 +358,53 @@ def print_refusal(error: Unplannable, *, as_json: bool = False, command: str = "
 
 
 def _print(
-    planned: PlannedFile, reasons: Sequence[str], source: VmSource, arguments: PlanArguments
+    file: PlannedFile, reasons: Sequence[str], source: VmSource, arguments: PlanArguments
 ) -> None:
-    is_libvirt = planned.target == LIBVIRT
+    is_libvirt = file.target == LIBVIRT
     if arguments.json:
-        print_json(encode_plan(planned.plan))
+        print_json(encode_plan(file.plan))
     elif arguments.quiet:
-        note_critical(planned.plan)
+        note_critical(file.plan)
     else:
         from homenode.show.explain import explain
 
         outputs = (arguments.output, arguments.save_plan, arguments.svg)
         screen = error_console() if STANDARD_OUTPUT in outputs else make_console()
-        step = f"the same command with -o tuned{_SUFFIXES[planned.target]}"
+        step = f"the same command with -o tuned{_SUFFIXES[file.target]}"
         if arguments.output == STANDARD_OUTPUT:
             step = ""
         elif arguments.output is not None:
-            step = _define_step(planned, source, arguments)
-        host = _host_to_show(planned, arguments)
+            step = _define_step(file, source, arguments)
+        host = _host_to_show(file, arguments)
         screen.print(
-            explain(planned.plan_to_show, host, reasons=reasons, step=step, full=arguments.explain)
+            explain(file.plan_to_show, host, reasons=reasons, step=step, full=arguments.explain)
         )
     if arguments.diff:
-        before = (source.content or b"") if is_libvirt else planned.original
-        name = "tuned" if is_libvirt else planned.target
-        print_diff(before, planned.document, source.name, str(arguments.output or name))
+        before = (source.content or b"") if is_libvirt else file.original
+        name = "tuned" if is_libvirt else file.target
+        print_diff(before, file.document, source.name, str(arguments.output or name))
 
 
-def _define_step(planned: PlannedFile, source: VmSource, arguments: PlanArguments) -> str:
+def _define_step(planned_file: PlannedFile, source: VmSource, arguments: PlanArguments) -> str:
     """The command that uses the written file, and the host to run it on if it is another."""
     from homenode.vm.targets.qm_conf import find_vmid
 
     output = arguments.output
     vmid = find_vmid(source.name) or find_vmid(str(output)) or "VMID"
-    step = _STEPS[planned.target].format(command_line(str(output)), vmid)
-    if planned.rendering.companions:
+    step = _STEPS[planned_file.target].format(command_line(str(output)), vmid)
+    if planned_file.rendering.companions:
         step = f"copy the hook script, then {step}"
-    if arguments.host is not None and planned.host is not None:
-        return f"on {planned.host.name}: {step}"
-    if source.domain is not None and planned.target == LIBVIRT:
+    if arguments.host is not None and planned_file.host is not None:
+        return f"on {planned_file.host.name}: {step}"
+    if source.domain is not None and planned_file.target == LIBVIRT:
         return command_line("homenode", "apply", source.domain, "--domain", output)
     return step
 
 
-def _host_to_show(planned: PlannedFile, arguments: PlanArguments) -> "Host | None":
+def _host_to_show(planned_file: PlannedFile, arguments: PlanArguments) -> "Host | None":
     """The host without the domains that the VM replaces, which would be drawn on its CPUs."""
-    host = planned.host
-    if host is None or planned.target != LIBVIRT:
+    host = planned_file.host
+    if host is None or planned_file.target != LIBVIRT:
         return host
     return host.without_domains(arguments.options.replaces)
 
@@ -440,26 +440,26 @@ def _write(planned: PlannedFile, source: VmSource, arguments: PlanArguments) -> 
 
 
 def write_definition(
-    planned: PlannedFile, original: bytes | None, output: Path, mode: int
+    planned_file: PlannedFile, original: bytes | None, output: Path, mode: int
 ) -> list[str]:
     """Write the file with its scripts, and its original next to it; or the file to standard output.
     Return the lines on it. A domain document is checked against libvirt's schema, if it is
     installed. original: None = a new file."""
-    document, lines = planned.document, []
-    if planned.target == LIBVIRT:
-        gap = reject_new_errors(planned.original, document, planned.libvirt)
+    document, lines = planned_file.document, []
+    if planned_file.target == LIBVIRT:
+        gap = reject_new_errors(planned_file.original, document, planned_file.libvirt)
         lines = [] if gap is None else [f"not checked: {gap}"]
     if output == STANDARD_OUTPUT:
         print_document(document)
         return lines
-    for suffix, content in planned.rendering.companions:
+    for suffix, content in planned_file.rendering.companions:
         script = output.with_name(output.name + suffix)
         write_bytes(script, content, SCRIPT_MODE)
         lines.append(f"wrote {script}")
     if original is None:
         write_bytes(output, document, SCRIPT_MODE if document.startswith(b"#!") else None)
         return [*lines, f"wrote {output}"]
-    scripts = {f"{output.name}{suffix}": text for suffix, text in planned.rendering.companions}
+    scripts = {f"{output.name}{suffix}": text for suffix, text in planned_file.rendering.companions}
     saved = write_tuned(output, original, document, mode, scripts)
     return [
         *lines,

@@ -52,12 +52,12 @@ if TYPE_CHECKING:
 def compare(arguments: CompareArguments) -> None:
     """Print the recommendations, then each metric's effect."""
     bare = [] if arguments.bare is None else [arguments.bare]
-    named = load_sources([*bare, *arguments.runs])
-    by_argument = [(results.argument, results.runs) for results in named]
-    runs = [run for results in named for run in results.runs]
+    sources = load_sources([*bare, *arguments.runs])
+    by_argument = [(results.argument, results.runs) for results in sources]
+    runs = [run for results in sources for run in results.runs]
     objectives = tuple(Objective) if arguments.objective is None else (arguments.objective,)
-    skipped = [gap for results in named for gap in results.skipped]
-    skipped += find_unused_results(runs, objectives)
+    gaps = [gap for results in sources for gap in results.skipped]
+    gaps += find_unused_results(runs, objectives)
     machines: dict[str, tuple[Alternative, ...]] = {}
     if arguments.bare is None:
         machines = alternatives_by_machine(by_argument)
@@ -65,16 +65,16 @@ def compare(arguments: CompareArguments) -> None:
         objective = arguments.objective
         compared = compare_machines(machines, objective, is_brief=is_brief)
     else:
-        chosen = group_by_argument(by_argument, first_alone=True)
-        compared = compare_alternatives(chosen, arguments.objective, bare=True)
+        groups = group_by_argument(by_argument, first_alone=True)
+        compared = compare_alternatives(groups, arguments.objective, bare=True)
     answers = _decide(runs, objectives, arguments.host, machines)
     files = [
         structs.replace(effect, system=name if len(machines) > 1 else "")
         for name, alternatives in machines.items()
         for effect in file_effects(alternatives)
     ]
-    effects, skipped = (*compared.effects, *files), [*skipped, *compared.skipped]
-    compared = structs.replace(compared, effects=effects, skipped=tuple(skipped))
+    effects, gaps = (*compared.effects, *files), [*gaps, *compared.skipped]
+    compared = structs.replace(compared, effects=effects, skipped=tuple(gaps))
     comparison = RecommendedComparison(**asdict(compared), recommendations=answers)
     if arguments.json:
         print_json(encode("comparison", comparison))
@@ -133,9 +133,9 @@ def report(arguments: ReportArguments) -> None:
         and output.suffix.lower() not in (".html", ".htm", ".pdf")
     ):
         raise UsageError(f"-o {output}: expected a name that ends in .html or .pdf")
-    machines, skipped = _read_machines(runs, arguments.host)
+    machines, gaps = _read_machines(runs, arguments.host)
     if output is not None:
-        _write(machines, skipped, arguments.title, output, appendix=arguments.appendix)
+        _write(machines, gaps, arguments.title, output, appendix=arguments.appendix)
         if not (arguments.csv or arguments.json or output == STANDARD_OUTPUT):
             _print_summary(machines, output)
         elif output != STANDARD_OUTPUT:
@@ -147,7 +147,7 @@ def report(arguments: ReportArguments) -> None:
         if arguments.csv:
             print_file(format_csv(rows))
         else:
-            print_json(format_json(rows, skipped))
+            print_json(format_json(rows, gaps))
 
 
 def _find_default_path(runs: Sequence[str]) -> Path:
@@ -158,8 +158,8 @@ def _find_default_path(runs: Sequence[str]) -> Path:
 
 def write_page(directories: list[str], host: str | None, title: str, output: Path) -> None:
     """Write the page of results of one host: a source, or this machine if the results name it."""
-    machines, skipped = _read_machines(directories, [host])
-    _write(machines, skipped, title, output)
+    machines, gaps = _read_machines(directories, [host])
+    _write(machines, gaps, title, output)
     note_written(output)
 
 
@@ -182,7 +182,7 @@ def _read_machines(
     with working("reading results"):
         inputs = gather(arguments, hosts)
         machines = build_machines(inputs.runs, inputs.stored, inputs.hosts)
-    ordered = tuple(sorted(machines, key=_place))
+    ordered_machines = tuple(sorted(machines, key=_place))
     if inputs.imported:
         several = "s" if inputs.imported > 1 else ""
         note(
@@ -194,8 +194,8 @@ def _read_machines(
         note(f"skipped: {gap}")
     if len(inputs.skipped) > _MAX_NAMED:
         note(f"skipped: {len(inputs.skipped) - _MAX_NAMED} more; the report names them")
-    _note_queues(ordered)
-    return ordered, inputs.skipped
+    _note_queues(ordered_machines)
+    return ordered_machines, inputs.skipped
 
 
 def _place(machine: "ReportedMachine") -> tuple[bool, int]:
@@ -205,7 +205,7 @@ def _place(machine: "ReportedMachine") -> tuple[bool, int]:
 
 def _write(
     machines: "tuple[ReportedMachine, ...]",
-    skipped: tuple[Gap, ...],
+    gaps: tuple[Gap, ...],
     title: str | None,
     output: Path,
     *,
@@ -216,12 +216,12 @@ def _write(
     from homenode.show.html import html_for_paper, html_page, pdf_pages
     from homenode.show.report.document import build_report
 
-    created = f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC, homenode {__version__}"
+    creation_time = f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC, homenode {__version__}"
     is_pdf = output.suffix.lower() == ".pdf"
     document = build_report(
         machines,
-        skipped,
-        created,
+        gaps,
+        creation_time,
         title=title,
         paper=is_pdf,
         appendix=appendix or not is_pdf,
@@ -242,5 +242,5 @@ def _print_summary(machines: "tuple[ReportedMachine, ...]", output: Path) -> Non
     make_console().print(answer_text(machines))
     runs = [run for machine in machines if not machine.is_published for run in machine.runs]
     for finding in check_results(runs):
-        shown = f"{finding.subject}: {finding.observed}; expected {finding.expected}"
-        note(f"{finding.severity}: {shown}")
+        text = f"{finding.subject}: {finding.observed}; expected {finding.expected}"
+        note(f"{finding.severity}: {text}")

@@ -199,10 +199,10 @@ def _restore_domain(virsh: Virsh, state: DomainState, *, keep_edits: bool) -> No
         say(f"{name}: {plural(len(threads), 'thread')} moved back; its definition is as it was")
     if is_ended or threads:
         return
-    restored = restore_definition(virsh, state.uuid, root, keep_edits=keep_edits)
-    if not restored.changed:
+    result = restore_definition(virsh, state.uuid, root, keep_edits=keep_edits)
+    if not result.changed:
         say(f"{name}: has its original definition already")
-    elif not restored.exact and not keep_edits:
+    elif not result.exact and not keep_edits:
         say(f"{name}: restored; this libvirt prints it differently from the previous version")
     else:
         equal = "without the layout" if keep_edits else "equal to its original"

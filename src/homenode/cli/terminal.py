@@ -227,8 +227,8 @@ def working(task: str) -> Iterator[None]:
     from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
     columns = (SpinnerColumn("line"), TextColumn("{task.description}"), TimeElapsedColumn())
-    with Progress(*columns, console=error_console(), transient=True) as shown:
-        shown.add_task(_remove_colour(task), total=None)
+    with Progress(*columns, console=error_console(), transient=True) as progress:
+        progress.add_task(_remove_colour(task), total=None)
         yield
 
 
@@ -442,7 +442,7 @@ _MAX_WRITTEN = 64 << 20
 
 
 def write_new_files(
-    directory: Path, written: Mapping[Path, str], mode_of: Mapping[Path, int] | None = None
+    directory: Path, texts: Mapping[Path, str], mode_of: Mapping[Path, int] | None = None
 ) -> None:
     """Write files below a directory, all or none. Raises UsageError if one has other content."""
     from homenode.errors import HostError, UsageError
@@ -454,19 +454,19 @@ def write_new_files(
     if directory.exists() and not directory.is_dir():
         raise UsageError(f"{directory}: a file, not a directory")
     try:
-        for path, text in written.items():
+        for path, text in texts.items():
             if path.exists() and read_plain(path, _MAX_WRITTEN) != text.encode():
                 hint = f"-o {command_line(directory / 'new')}, or another new directory"
                 raise UsageError(f"{path}: file exists, with other content", hint=hint)
-        for path in written:
+        for path in texts:
             path.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise HostError(f"{directory}: cannot write: {error.strerror}") from None
-    check_can_write(*(path for path in written if not path.exists()))
-    for path, text in written.items():
+    check_can_write(*(path for path in texts if not path.exists()))
+    for path, text in texts.items():
         write_text(path, text, (mode_of or {}).get(path))
-    names = (str(path.relative_to(directory)) for path in written)
-    note(f"wrote {directory}: {plural(len(written), 'file')}: {', '.join(names)}")
+    names = (str(path.relative_to(directory)) for path in texts)
+    note(f"wrote {directory}: {plural(len(texts), 'file')}: {', '.join(names)}")
 
 
 def write_bytes(path: Path, content: bytes, mode: int | None = None) -> None:

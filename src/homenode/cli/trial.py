@@ -151,31 +151,31 @@ def begin_trial(arguments: TrialArguments) -> None:
     # A dry run writes nothing, a lock neither.
     alone = nullcontext() if arguments.dry_run else domain_locked(default_root(), state.uuid)
     with alone:
-        checked = preflight(virsh, arguments.name, want, host, default_root())
+        check_result = preflight(virsh, arguments.name, want, host, default_root())
         reject_unread_vms(host)
-        boot_s = _seconds_of_boots(host, checked)
+        boot_s = _seconds_of_boots(host, check_result)
         for line in format_reserved(host.without_domains(arguments.options.replaces), state.name):
             note(f"kept: {line}")
-        _show(checked, Pace(boot_s), diagnose(host, document).findings, host.gaps)
-        tunings = [layout.tuning for layout in checked.fitted if layout.tuning is not None]
+        _show(check_result, Pace(boot_s), diagnose(host, document).findings, host.gaps)
+        tunings = [layout.tuning for layout in check_result.fitted if layout.tuning is not None]
         for tuning in tunings if arguments.explain else ():
             make_console().print(explain(tuning.plan_to_show, host))
         if arguments.dry_run:
             say("dry run: nothing was started")
             return
-        times = plural(len(schedule_steps(checked.head)), "time")
+        times = plural(len(schedule_steps(check_result.head)), "time")
         if not arguments.yes:
-            ask(f"Boot {checked.head.domain} {times}?")
-        journal = TrialJournal(default_root(), checked.head.id)
+            ask(f"Boot {check_result.head.domain} {times}?")
+        journal = TrialJournal(default_root(), check_result.head.id)
         with journal.hold() as lock:
             if arguments.report is not None:
-                begun = replace(checked.begun, report=str(arguments.report.absolute()))
-                checked = replace(checked, begun=begun)
-            prepare(checked, journal)
-            note(f"trial {checked.head.id}; journal in {journal.path}")
-            head, within_s = checked.head, arguments.within
+                config = replace(check_result.begun, report=str(arguments.report.absolute()))
+                check_result = replace(check_result, begun=config)
+            prepare(check_result, journal)
+            note(f"trial {check_result.head.id}; journal in {journal.path}")
+            head, within_s = check_result.head, arguments.within
             _run(virsh, head, journal, lock, probe, host=host, boot_s=boot_s, within_s=within_s)
-    _conclude(checked.head, journal, arguments.report, arguments.host)
+    _conclude(check_result.head, journal, arguments.report, arguments.host)
 
 
 def usual_layouts(vm: Vm, host: "Host") -> tuple[str, ...]:
@@ -211,9 +211,9 @@ def resume_trial(arguments: TrialResumeArguments) -> None:
 
 def _order_more(head: TrialHead, state: TrialState, journal: TrialJournal, boots: int) -> None:
     """Raise UsageError for no more than there are, or too many."""
-    ordered = state.boots or head.boots
-    if boots <= ordered:
-        raise UsageError(f"--boots {boots}: expected more than the {ordered} of each layout so far")
+    order = state.boots or head.boots
+    if boots <= order:
+        raise UsageError(f"--boots {boots}: expected more than the {order} of each layout so far")
     schedule_steps(head, replace(state, boots=boots))
     journal.note(EntryKind.MORE_BOOTS, boots=boots)
 
@@ -364,14 +364,14 @@ def _conclude(
     if not runs:
         say(f"{head.source}: no conclusion: no boot was measured")
     else:
-        begun = reopen(head, journal).config
+        config = reopen(head, journal).config
 
         machine = facts_of_measured(runs, load_host(host))
         conclusion = conclude(
             runs,
             head.argument,
             head.connect,
-            apply_words=begun.apply_words,
+            apply_words=config.apply_words,
             machine=machine,
         )
         answer = answer_of(conclusion, head, trial.state.boots or head.boots)
@@ -385,9 +385,9 @@ def _conclude(
         if report is not None and not written:
             code = code or HostError.exit_code
     outcomes = trial.state.outcomes
-    unmeasured = [step for step in steps if not _is_measured(outcomes.get(step.number))]
-    if unmeasured:
-        make_console().print(Doc("", (build_outcomes_table(trial.state, unmeasured),)))
+    unmeasured_steps = [step for step in steps if not _is_measured(outcomes.get(step.number))]
+    if unmeasured_steps:
+        make_console().print(Doc("", (build_outcomes_table(trial.state, unmeasured_steps),)))
     raise SystemExit(code)
 
 
@@ -424,7 +424,7 @@ def _read_runs(head: TrialHead, journal: TrialJournal) -> tuple[list[Run], list[
 
 def _host_of_guests(setup: TrialSetup, host: "Host | None") -> "Host | None":
     """Return the host if guests may get its NCCL file."""
-    if not any(len(tuned.plan.vm.hostdevs) > 1 for tuned in setup.layouts.values()):
+    if not any(len(tuned_copy.plan.vm.hostdevs) > 1 for tuned_copy in setup.layouts.values()):
         return None
     return load_host(None) if host is None else host
 

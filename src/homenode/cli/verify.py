@@ -68,22 +68,22 @@ RULES = (
 
 def check_rules(arguments: VerifyArguments) -> None:
     """Raise UsageError for an option without a required one, or with an excluded one."""
-    typed = {
+    typed_names = {
         name
         for name in arguments.__struct_fields__
         if getattr(arguments, name) not in (None, False)
     }
-    if typed.isdisjoint(("document", "guest", "live")):
+    if typed_names.isdisjoint(("document", "guest", "live")):
         raise UsageError(
             "missing argument VM",
             hint="homenode verify VM.xml, or homenode verify --plan P.json --guest ssh:HOST",
         )
     for rule in RULES:
-        if rule.field not in typed:
+        if rule.field not in typed_names:
             continue
-        if clash := [name for name in rule.excludes if name in typed]:
+        if clash := [name for name in rule.excludes if name in typed_names]:
             raise exclusive(_format_options([rule.field]), _format_options(clash), rule.command)
-        if rule.needs and typed.isdisjoint(rule.needs):
+        if rule.needs and typed_names.isdisjoint(rule.needs):
             raise requires(_format_options([rule.field]), _format_options(rule.needs), rule.command)
 
 
@@ -141,11 +141,11 @@ def verify(arguments: VerifyArguments) -> None:
         note("booting a test guest, which takes minutes without KVM")
     # Interruptible, since a test guest would run on.
     with interruptible(), working("booting a test guest" if arguments.boot else "checking"):
-        verified = verify_wanted(request)
+        verification = verify_wanted(request)
     if arguments.start:
-        verified = _start_paused(verified, request, yes=arguments.yes)
-    _print(verified, arguments)
-    exit_by(verified.findings)
+        verification = _start_paused(verification, request, yes=arguments.yes)
+    _print(verification, arguments)
+    exit_by(verification.findings)
 
 
 def _host_and_plan(arguments: VerifyArguments, virsh: Virsh) -> tuple[Host, Plan | None]:
@@ -167,14 +167,14 @@ def _check_host(arguments: VerifyArguments) -> None:
     reject_tuned_for_other(read_vm(virsh.read_definition(state.uuid), state.name), host)
 
 
-def _start_paused(verified: Verification, request: VerifyRequest, *, yes: bool) -> Verification:
+def _start_paused(verification: Verification, request: VerifyRequest, *, yes: bool) -> Verification:
     """Add the result of a paused start; unchanged if the VM could not start."""
     from homenode.check.verify.start import find_startable, verify_paused
     from homenode.cli.restore import changing_host
 
     assert request.domain is not None, "only a domain is started"
     look = find_startable(request.connect, request.domain)
-    name, before = look.state.name, verified.findings
+    name, before = look.state.name, verification.findings
     if not yes:
         ask(f"Start {name} paused, with its real devices and libvirt's hooks, and end it at once?")
     with (
@@ -182,20 +182,20 @@ def _start_paused(verified: Verification, request: VerifyRequest, *, yes: bool) 
         interruptible(),
         working(f"starting {name} paused"),
     ):
-        seen = verify_paused(look, verified.plan, verified.host, locks)
+        start_result = verify_paused(look, verification.plan, verification.host, locks)
     findings = structs.replace(
         before,
-        checked=(*before.checked, *seen.checked),
-        findings=sort_findings([*before.findings, *seen.findings]),
+        checked=(*before.checked, *start_result.checked),
+        findings=sort_findings([*before.findings, *start_result.findings]),
     )
-    return structs.replace(verified, findings=findings)
+    return structs.replace(verification, findings=findings)
 
 
 def _print(verified: Verification, arguments: VerifyArguments) -> None:
     findings = verified.findings
     if arguments.document is not None:
-        named = with_call(findings.findings, _call_of_vm(arguments))
-        findings = structs.replace(findings, findings=named)
+        named_findings = with_call(findings.findings, _call_of_vm(arguments))
+        findings = structs.replace(findings, findings=named_findings)
     subject = "the guest" if arguments.document is None else arguments.document.name
     if arguments.prometheus:
         print_file(format_prometheus(findings, {"domain": str(arguments.document)}))
@@ -230,13 +230,13 @@ def _print(verified: Verification, arguments: VerifyArguments) -> None:
 
 def _drop_table_rows(findings: Findings, checks: Sequence[Check]) -> Findings:
     """Return the findings without unknown facts of the guest, which the table has."""
-    shown = {check.finding.id for check in checks if check.finding is not None}
+    shown_ids = {check.finding.id for check in checks if check.finding is not None}
     return structs.replace(
         findings,
         findings=tuple(
             finding
             for finding in findings.findings
-            if finding.severity is not Severity.INCONCLUSIVE or finding.id not in shown
+            if finding.severity is not Severity.INCONCLUSIVE or finding.id not in shown_ids
         ),
     )
 
@@ -257,8 +257,8 @@ def _next_command(arguments: VerifyArguments, plan: Plan) -> str:
 def _call_of_vm(arguments: VerifyArguments) -> Call:
     """Return the words of the user's command that name the VM, its plan and its host."""
     options = {"--plan": arguments.plan, "--host": arguments.host, "--lspci": arguments.lspci}
-    given = [(name, str(value)) for name, value in options.items() if value is not None]
-    return [(str(arguments.document),), *given]
+    given_options = [(name, str(value)) for name, value in options.items() if value is not None]
+    return [(str(arguments.document),), *given_options]
 
 
 def _verify_live(name: str, arguments: VerifyArguments) -> None:
@@ -273,8 +273,8 @@ def _verify_live(name: str, arguments: VerifyArguments) -> None:
     if arguments.plan is not None or arguments.host is not None:
         _, plan = _host_and_plan(arguments, Virsh(connect))
     findings = verify_running_domain(name, connect, plan)
-    named = with_call(findings.findings, [(name,)])
-    findings = structs.replace(findings, findings=named)
+    named_findings = with_call(findings.findings, [(name,)])
+    findings = structs.replace(findings, findings=named_findings)
     if arguments.prometheus:
         print_file(format_prometheus(findings, {"domain": name}))
     else:

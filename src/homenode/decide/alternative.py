@@ -142,7 +142,7 @@ def group_by_argument(
         (argument, runs), *further = arguments
         alone = [replace(bare, label=f"{argument}: {bare.label}") for bare in group_runs(runs)]
         return join_states((*alone, *group_by_argument(further)))
-    combined = group_runs(
+    alternatives = group_runs(
         run
         for _, runs in arguments
         for run in runs
@@ -150,8 +150,8 @@ def group_by_argument(
         or run.head.switches != UNKNOWN_SWITCHES
         or run.head.arrangement is not None
     )
-    if len(combined) > 1 or len(arguments) < 2:
-        return combined
+    if len(alternatives) > 1 or len(arguments) < 2:
+        return alternatives
     days = ((name, day) for name, runs in arguments for day in group_runs(runs))
     return join_states([replace(day, label=name) for name, day in days])
 
@@ -209,8 +209,8 @@ def _join_states(groups: Sequence[Sequence[Run]]) -> tuple[tuple[Run, ...], ...]
     runs = [run for group in groups for run in group]
     if not any(run.has_states for run in runs):
         return tuple(map(tuple, groups))
-    named = _apply_names(groups, _join_names(runs))
-    return _apply_names(named, _find_usual_names(named))
+    named_groups = _apply_names(groups, _join_names(runs))
+    return _apply_names(named_groups, _find_usual_names(named_groups))
 
 
 def _join_names(runs: Sequence[Run]) -> _Names:
@@ -240,8 +240,8 @@ def _join_names(runs: Sequence[Run]) -> _Names:
 
 def _find_usual_names(groups: Sequence[Sequence[Run]]) -> _Names:
     boots: dict[_SeriesPlace, dict[int, dict[tuple[int, int], Counter[str]]]] = {}
-    numbered = [(number, run) for number, group in enumerate(groups) for run in group]
-    for place, (number, run) in enumerate(numbered):
+    numbered_runs = [(number, run) for number, group in enumerate(groups) for run in group]
+    for place, (number, run) in enumerate(numbered_runs):
         for sample in _samples_with_state(run):
             assert sample.state is not None
             of_group = boots.setdefault(_series_place(sample), {}).setdefault(number, {})
@@ -249,7 +249,7 @@ def _find_usual_names(groups: Sequence[Sequence[Run]]) -> _Names:
     names: _Names = {}
     for node_place, by_group in boots.items():
         states = {number: _states_of_boots(counts.values()) for number, counts in by_group.items()}
-        renamed = {
+        states_of_group = {
             number: {state for counter in counts.values() for state in counter}
             for number, counts in by_group.items()
         }
@@ -262,9 +262,9 @@ def _find_usual_names(groups: Sequence[Sequence[Run]]) -> _Names:
             }
             if None in usual.values() or len(set(usual.values())) < 2:
                 continue
-            new, renamed = USUAL, {number: {str(state)} for number, state in usual.items()}
-        for place, (number, _) in enumerate(numbered):
-            names |= {(place, node_place, state): new for state in renamed.get(number, ())}
+            new, states_of_group = USUAL, {number: {str(state)} for number, state in usual.items()}
+        for place, (number, _) in enumerate(numbered_runs):
+            names |= {(place, node_place, state): new for state in states_of_group.get(number, ())}
     return names
 
 

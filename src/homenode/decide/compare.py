@@ -66,9 +66,9 @@ def compare(
     baseline = alternatives[0]
     if bare and any(run.head.vantage is not Vantage.HOST for run in baseline.runs):
         raise InputError(f"--bare-metal: expected a run on the host itself, found {baseline.label}")
-    joined = join_states(alternatives)
-    series_by_label = {alternative.label: alternative.series for alternative in joined}
-    comparison = compare_series(joined, series_by_label, objective, bare=bare)
+    joined_alternatives = join_states(alternatives)
+    series_by_label = {alternative.label: alternative.series for alternative in joined_alternatives}
+    comparison = compare_series(joined_alternatives, series_by_label, objective, bare=bare)
     by_test = {label: power_by_test(series) for label, series in series_by_label.items()}
     power = {label: watts for label, watts in by_test.items() if watts}
     caveats = join_subjects([*_link_caveats(alternatives), *comparison.caveats])
@@ -77,14 +77,14 @@ def compare(
 
 
 def alternatives_by_machine(
-    named: Sequence[tuple[str, Sequence[Run]]],
+    named_runs: Sequence[tuple[str, Sequence[Run]]],
 ) -> dict[str, tuple[Alternative, ...]]:
-    """Return the alternatives of each machine. named: runs by the argument that names them."""
+    """Return the alternatives of each machine. named_runs: runs by the argument that names them."""
     machines = {}
-    all_runs = [run for _, group in named for run in group]
+    all_runs = [run for _, group in named_runs for run in group]
     for name, runs in runs_by_machine(all_runs).items():
         run_ids = {id(run) for run in runs}
-        parts = [(name, [run for run in group if id(run) in run_ids]) for name, group in named]
+        parts = [(name, [run for run in group if id(run) in run_ids]) for name, group in named_runs]
         machines[name] = group_by_argument(
             [(argument, group) for argument, group in parts if group]
         )
@@ -130,9 +130,9 @@ def compare_machines(
         ),
         skipped=tuple(single),
         power={
-            f"{name}: {label}": drawn
+            f"{name}: {label}": watts
             for name, comparison in by_machine.items()
-            for label, drawn in comparison.power.items()
+            for label, watts in comparison.power.items()
         },
         sweeps={
             f"{name}: {label}": fits
@@ -231,9 +231,9 @@ def _compare(
         )
         of_series += pair_caveats
     caveats += of_series
-    moved = list(_check_controls([candidate.effect for candidate in candidates]))
-    caveats += moved
-    if moved:
+    moved_controls = list(_check_controls([candidate.effect for candidate in candidates]))
+    caveats += moved_controls
+    if moved_controls:
         for n, candidate in enumerate(candidates):
             if not metric_of_effect(candidate.effect).control:
                 more_caveats = (*candidate.effect.caveats, "control-moved")
@@ -457,15 +457,15 @@ def _check_unpaired(
     on_both = {None, *({key.device for key in first} & {key.device for key in second})}
     if devices := sorted({str(key.device) for key in unpaired_keys if key.device not in on_both}):
         yield make_caveat("device-without-pair", label, f"{', '.join(devices)} on one side only")
-    paired = {key.metric for key in first.keys() & second.keys()}
+    paired_metrics = {key.metric for key in first.keys() & second.keys()}
     for metric in METRICS.values():
         parts = format_places(first, metric), format_places(second, metric)
-        if None not in parts and metric.id not in paired:
+        if None not in parts and metric.id not in paired_metrics:
             yield make_caveat(
                 "series-without-pair", label, f"{metric.title}: {parts[0]} against {parts[1]}"
             )
-    unnamed = {key.metric for key in (*first, *second) if find_metric(key.metric) is None}
-    unknown = sorted(unnamed - UNCOMPARED - {POWER})
+    unknown_metrics = {key.metric for key in (*first, *second) if find_metric(key.metric) is None}
+    unknown = sorted(unknown_metrics - UNCOMPARED - {POWER})
     if unknown:
         yield make_caveat("unknown-metric", label, f"{', '.join(unknown)}: not compared")
 
@@ -496,9 +496,9 @@ def _check_controls(effects: Sequence[Effect]) -> Iterator[Caveat]:
         [effect for effect in controls if effect.device is None],
         [effect for effect in controls if effect.device is not None],
     ):
-        tested = [(effect, effect.p) for effect in family if effect.p is not None]
-        adjusted = correct_by_holm([p for _, p in tested])
-        for (effect, _), p in zip(tested, adjusted, strict=True):
+        tested_effects = [(effect, effect.p) for effect in family if effect.p is not None]
+        adjusted_ps = correct_by_holm([p for _, p in tested_effects])
+        for (effect, _), p in zip(tested_effects, adjusted_ps, strict=True):
             if p < 1 - CONFIDENCE and abs(effect.ratio - 1) > metric_of_effect(effect).matters:
                 change = f"{effect.ratio - 1:+.1%} from {effect.baseline} to {effect.alternative}"
                 yield make_caveat("control-moved", effect.metric, change)

@@ -95,7 +95,7 @@ def join_subjects(caveats: Iterable[Caveat]) -> tuple[Caveat, ...]:
     subjects: dict[Caveat, dict[str, None]] = {}
     for caveat in caveats:
         subjects.setdefault(replace(caveat, subject=""), {})[caveat.subject] = None
-    return tuple(replace(caveat, subject="; ".join(named)) for caveat, named in subjects.items())
+    return tuple(replace(caveat, subject="; ".join(names)) for caveat, names in subjects.items())
 
 
 class Effect(SeriesId, frozen=True, kw_only=True, gc=False):
@@ -179,14 +179,14 @@ def judge_effects(candidates: Sequence[UnjudgedEffect]) -> Iterator[Effect]:
         if effect.primary and interval is not None:
             metric = metric_of_effect(effect)
             family = (*metric.primary, *metric.stands_in, None)[0]
-            tested = MetricTest(effect.alternative, effect.metric, interval, sum(effect.boots))
-            families.setdefault(family, {})[place] = tested
-    adjusted: dict[int, float] = {}
+            metric_test = MetricTest(effect.alternative, effect.metric, interval, sum(effect.boots))
+            families.setdefault(family, {})[place] = metric_test
+    adjusted_ps: dict[int, float] = {}
     for tested_at in families.values():
-        corrected = adjust_p_values(tuple(tested_at.values()), math.comb(alternatives, 2))
-        adjusted.update(zip(tested_at, corrected, strict=True))
+        corrected_ps = adjust_p_values(tuple(tested_at.values()), math.comb(alternatives, 2))
+        adjusted_ps.update(zip(tested_at, corrected_ps, strict=True))
     for place, candidate in enumerate(candidates):
-        p = adjusted.get(place)
+        p = adjusted_ps.get(place)
         effect = replace(candidate.effect, p_adjusted=p)
         outcome = _choose_outcome(effect, effect.p if p is None else p, candidate)
         yield replace(effect, outcome=outcome, level=_choose_level(effect))
@@ -234,31 +234,31 @@ class MetricTest(NamedTuple):
     boots: int  # number of boots of both sides
 
 
-def adjust_p_values(tested: Sequence[MetricTest], pairs: int) -> tuple[float, ...]:
+def adjust_p_values(tests: Sequence[MetricTest], pairs: int) -> tuple[float, ...]:
     """Return the adjusted p values in the same order; of one objective. pairs: of alternatives."""
     by_alternative: dict[str, list[int]] = {}
-    for place, test in enumerate(tested):
+    for place, test in enumerate(tests):
         by_alternative.setdefault(test.alternative, []).append(place)
-    metrics = {test.metric for test in tested}
+    metrics = {test.metric for test in tests}
     if len(metrics) != 2 or any(len(places) > 2 for places in by_alternative.values()):
-        return tuple(min(1.0, test.interval.p * len(metrics)) for test in tested)
-    adjusted = [1.0] * len(tested)
+        return tuple(min(1.0, test.interval.p * len(metrics)) for test in tests)
+    adjusted_ps = [1.0] * len(tests)
     for places in by_alternative.values():
-        joint_p = min(1.0, _joint_p([tested[place] for place in places]) * pairs)
+        joint_p = min(1.0, _joint_p([tests[place] for place in places]) * pairs)
         for place in places:
-            adjusted[place] = max(joint_p, tested[place].interval.p)
-    return tuple(adjusted)
+            adjusted_ps[place] = max(joint_p, tests[place].interval.p)
+    return tuple(adjusted_ps)
 
 
-def _joint_p(tested: Sequence[MetricTest]) -> float:
+def _joint_p(tests: Sequence[MetricTest]) -> float:
     """Return the probability of such differences on all metrics by chance (F). If one side varies
     more than the other, fewer degrees of freedom count than Satterthwaite's."""
-    intervals = [test.interval for test in tested]
+    intervals = [test.interval for test in tests]
     if len(intervals) == 1:
         return intervals[0].p
     logs = [math.log(interval.ratio) for interval in intervals]
     total = math.fsum(interval.freedom for interval in intervals)
-    part = min(1.0, total / math.fsum(test.boots - 2 for test in tested))
+    part = min(1.0, total / math.fsum(test.boots - 2 for test in tests))
     freedom = total * part**UNLIKE_SIDES
     small, *_, large = sorted(intervals, key=lambda one: one.error)
     unlike = 2 * f_upper_p((large.error / small.error) ** 2, large.freedom, small.freedom)
@@ -276,9 +276,9 @@ def correct_by_holm(ps: Sequence[float]) -> tuple[float, ...]:
     >>> correct_by_holm([0.01, 0.04, 0.03])
     (0.03, 0.06, 0.06)
     """
-    adjusted = [0.0] * len(ps)
+    adjusted_ps = [0.0] * len(ps)
     least = 0.0
     for rank, place in enumerate(sorted(range(len(ps)), key=lambda place: ps[place])):
         least = max(least, min(1.0, ps[place] * (len(ps) - rank)))
-        adjusted[place] = least
-    return tuple(adjusted)
+        adjusted_ps[place] = least
+    return tuple(adjusted_ps)

@@ -190,8 +190,8 @@ def find_slow_in_one(slow: LayoutLinks, fast: LayoutLinks) -> Iterator[str]:
             fit = fit_flat(points, factor) if "-busbw" in name else None
             if fit and tops.get(name, 0.0) > fit.rate_bytes_per_s * (1 + FLAT_WITHIN):
                 rate, top = _format_rate(fit.rate_bytes_per_s), _format_rate(tops[name])
-                reached = f"{top} is reached in {other_label}"
-                yield f"no size of {name} passes {rate} in {label}, and {reached}"
+                reached_text = f"{top} is reached in {other_label}"
+                yield f"no size of {name} passes {rate} in {label}, and {reached_text}"
 
 
 def _copies_slow_in_one_layout(slow_side: LayoutLinks, fast_side: LayoutLinks) -> Iterator[str]:

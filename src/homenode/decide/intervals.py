@@ -92,9 +92,9 @@ def compute_interval(
         return None
     usable = list(filter(_is_usable, neighbours))
     estimates = _list_estimates(first, second, usable)
-    estimated = [_estimate_interval(estimate, 2 + len(usable)) for estimate in estimates]
-    least_sure = max(estimated, key=lambda one: one.p)
-    low, high, p = min(b.low for b in estimated), max(b.high for b in estimated), least_sure.p
+    intervals = [_estimate_interval(estimate, 2 + len(usable)) for estimate in estimates]
+    least_sure = max(intervals, key=lambda one: one.p)
+    low, high, p = min(b.low for b in intervals), max(b.high for b in intervals), least_sure.p
     if is_closed and p >= 1 - CONFIDENCE and len(usable) <= MAX_CLOSED - 2:
         p = min(p, _compute_closed_p([first, second, *usable], 1 - CONFIDENCE))
         if p < 1 - CONFIDENCE:
@@ -102,26 +102,26 @@ def compute_interval(
     return replace(least_sure, low=low, high=high, p=p)
 
 
-def _compute_closed_p(compared: Sequence[Series], error: float) -> float:
+def _compute_closed_p(all_series: Sequence[Series], error: float) -> float:
     """Return the probability of such a distance of the first two by chance, by closed tests: the
     largest p of the range over each subset that contains both (Games and Howell), with the share of
     the error that Ryan, Einot, Gabriel and Welsch assign to its size. Above `error` any p."""
 
     @cache
     def compute_p(first: int, second: int, groups: int) -> float:
-        neighbours = [series for n, series in enumerate(compared) if n not in (first, second)]
-        estimates = _list_estimates(compared[first], compared[second], neighbours)
+        neighbours = [series for n, series in enumerate(all_series) if n not in (first, second)]
+        estimates = _list_estimates(all_series[first], all_series[second], neighbours)
         return max(
             range_upper_p(abs(it.difference) / it.error * math.sqrt(2), groups, it.freedom)
             for it in estimates
         )
 
-    largest, places = 0.0, range(len(compared))
+    largest, places = 0.0, range(len(all_series))
     for size in places[1:]:
-        share = 1.0 if size >= len(compared) - 2 else (size + 1) / len(compared)
-        for added in combinations(places[2:], size - 1):
+        share = 1.0 if size >= len(all_series) - 2 else (size + 1) / len(all_series)
+        for added_places in combinations(places[2:], size - 1):
             least = 1.0
-            for pair in combinations((0, 1, *added), 2):
+            for pair in combinations((0, 1, *added_places), 2):
                 least = min(least, compute_p(*pair, size + 1) / share)
                 if least <= largest:
                     break
@@ -201,31 +201,31 @@ class _Trend(NamedTuple):
 def _fit_time_trend(first: Series, second: Series, neighbours: Iterable[Series]) -> _Trend | None:
     """Return the analysis of covariance with the time of each boot; None if one is unknown, or if
     the alternatives have different variances."""
-    compared = [first, second, *(series for series in neighbours if None not in series.times)]
-    times = [[time for time in series.times if time is not None] for series in compared]
-    if any(len(t) < len(series.medians) for t, series in zip(times, compared, strict=True)):
+    all_series = [first, second, *(series for series in neighbours if None not in series.times)]
+    times = [[time for time in series.times if time is not None] for series in all_series]
+    if any(len(t) < len(series.medians) for t, series in zip(times, all_series, strict=True)):
         return None
     all_times = [time for instants in times for time in instants]
     if len(set(all_times)) < len(all_times) or (min(all_times) < _SECONDS <= max(all_times)):
         return None
     if max(map(abs, all_times)) > _LATEST:
         return None
-    if not _is_one_variance(tuple(sorted(map(_estimate_variance, compared)))):
+    if not _is_one_variance(tuple(sorted(map(_estimate_variance, all_series)))):
         return None
     middle = [math.fsum(instants) / len(instants) for instants in times]
-    level = list(map(_mean_log, compared))
+    level = list(map(_mean_log, all_series))
     off = [
         [(t - middle[n], log - level[n]) for t, log in zip(times[n], series.logs, strict=True)]
-        for n, series in enumerate(compared)
+        for n, series in enumerate(all_series)
     ]
     squares = math.fsum(time**2 for pairs in off for time, _ in pairs)
     slope = math.fsum(time * log for pairs in off for time, log in pairs) / squares
     rests = [math.fsum((log - slope * time) ** 2 for time, log in pairs) for pairs in off]
-    freedom = len(all_times) - len(compared) - 1.0
-    variance = max(math.fsum(rests) / freedom, _mean_inner_variance(compared), RESOLUTION**2)
+    freedom = len(all_times) - len(all_series) - 1.0
+    variance = max(math.fsum(rests) / freedom, _mean_inner_variance(all_series), RESOLUTION**2)
     part = freedom / (freedom + 1)
     variances = _residual_variances(rests, [part * (len(pairs) - 1.0) for pairs in off])
-    wider, freedom_left = _variance_factor(compared, variances)
+    wider, freedom_left = _variance_factor(all_series, variances)
     later = middle[1] - middle[0]
     counts = len(first.medians), len(second.medians)
     spread = 1 / counts[0] + 1 / counts[1]
@@ -275,23 +275,23 @@ def _estimate_by_boots(
     first: Series, second: Series, neighbours: Iterable[Series]
 ) -> tuple[float, float]:
     """Return the standard error of the difference, and its degrees of freedom."""
-    compared = [first, second, *neighbours]
+    all_series = [first, second, *neighbours]
     return _difference_error(
-        compared, _shrink_variances([_estimate_variance(series) for series in compared])
+        all_series, _shrink_variances([_estimate_variance(series) for series in all_series])
     )
 
 
 def _difference_error(
-    compared: Sequence[Series], variances: Sequence[_Variance]
+    all_series: Sequence[Series], variances: Sequence[_Variance]
 ) -> tuple[float, float]:
     """Standard error of the difference of the first two, and Satterthwaite's freedom: with several
     alternatives they are rounded down, because quantiles of the range are slow and cached."""
     a, b = variances
-    first, second = a.value / len(compared[0].medians), b.value / len(compared[1].medians)
+    first, second = a.value / len(all_series[0].medians), b.value / len(all_series[1].medians)
     freedom = (first + second) ** 2 / (first**2 / a.freedom + second**2 / b.freedom)
-    if len(compared[0].medians) != len(compared[1].medians):
+    if len(all_series[0].medians) != len(all_series[1].medians):
         freedom = min(freedom, FREEDOM_OF_FEWER * min(a.freedom, b.freedom))
-    freedom = freedom if len(compared) == 2 else math.floor(16 * freedom) / 16
+    freedom = freedom if len(all_series) == 2 else math.floor(16 * freedom) / 16
     return math.sqrt(first + second), freedom
 
 
@@ -315,16 +315,16 @@ def _shrink_variances(variances: Sequence[_Variance]) -> list[_Variance]:
 
 
 def _variance_factor(
-    compared: Sequence[Series], variances: Sequence[_Variance]
+    all_series: Sequence[Series], variances: Sequence[_Variance]
 ) -> tuple[float, float]:
     """Return the factor for the pooled error of the first two, because variances differ, and the
     remaining degrees of freedom."""
-    pooled = _pool_variances(variances)
-    counts = [len(series.medians) for series in compared[:2]]
-    if len(compared) < 3 or min(counts) < BESIDE_TERMS_FROM:
-        return 1.0, pooled.freedom
-    error, freedom = _difference_error(compared, _shrink_variances(variances))
-    return error / math.sqrt(pooled.value * sum(1 / count for count in counts)), freedom
+    pooled_variance = _pool_variances(variances)
+    counts = [len(series.medians) for series in all_series[:2]]
+    if len(all_series) < 3 or min(counts) < BESIDE_TERMS_FROM:
+        return 1.0, pooled_variance.freedom
+    error, freedom = _difference_error(all_series, _shrink_variances(variances))
+    return error / math.sqrt(pooled_variance.value * sum(1 / count for count in counts)), freedom
 
 
 def _estimate_variance(series: Series) -> _Variance:
@@ -389,8 +389,8 @@ def _estimate_by_blocks(
     return _Blocks(math.sqrt(2 * variance / rounds) * wider, freedom_left, variance, freedom)
 
 
-def _mean_inner_variance(compared: Sequence[Series]) -> float:
-    return math.fsum(series.inner_variance for series in compared) / len(compared)
+def _mean_inner_variance(all_series: Sequence[Series]) -> float:
+    return math.fsum(series.inner_variance for series in all_series) / len(all_series)
 
 
 def _residual_variances(rests: Sequence[float], freedoms: Sequence[float]) -> list[_Variance]:

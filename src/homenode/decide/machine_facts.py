@@ -124,10 +124,10 @@ def _other_machine_caveat(
     match: MachineMatch, heads: Sequence[RunHead], machine: MachineFacts
 ) -> Caveat:
     hardware = (name for head in heads for name in head.hardware or (head.system,))
-    named = first_few(dict.fromkeys(hardware), _NAMED_PARTS)
+    names = first_few(dict.fromkeys(hardware), _NAMED_PARTS)
     detail, cause, fix = {
         MachineMatch.OTHER: (
-            f"these runs name {named}, which {machine.name} does not have: they do not count here",
+            f"these runs name {names}, which {machine.name} does not have: they do not count here",
             "the runs were measured on another machine",
             "homenode compare without --host compares them on their own machine",
         ),

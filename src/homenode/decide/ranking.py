@@ -140,7 +140,7 @@ def make_ranking(
         if not with_figures:
             continue
         used.update((alternative.label, alternative) for alternative, _ in with_figures)
-        ordered = sorted(
+        ordered_pairs = sorted(
             with_figures,
             key=lambda pair: (
                 pair[1].value if metric.lower_is_better else -pair[1].value,
@@ -148,19 +148,19 @@ def make_ranking(
                 pair[0].label,  # the same answer in whatever order the runs are read
             ),
         )
-        metric_results, more_caveats = _list_results(ordered, metric, metric_ids, objective)
+        metric_results, more_caveats = _list_results(ordered_pairs, metric, metric_ids, objective)
         results += metric_results
         caveats += more_caveats
     return Ranking(tuple(results), tuple(dict.fromkeys(caveats))), tuple(used.values())
 
 
 def _list_results(
-    ordered: Sequence[tuple[Alternative, Series]],
+    ordered_pairs: Sequence[tuple[Alternative, Series]],
     metric: Metric,
     metric_ids: frozenset[str],
     objective: Objective,
 ) -> tuple[list[RankedResult], list[Caveat]]:
-    (best, best_series), *slower = ordered
+    (best, best_series), *slower = ordered_pairs
 
     def make_result(
         alternative: Alternative,
@@ -189,12 +189,12 @@ def _list_results(
     ]
     if not slower:
         return results, []
-    chosen = [alternative for alternative, _ in ordered]
+    alternatives = [alternative for alternative, _ in ordered_pairs]
     series_by_label = {
         alternative.label: {k: s for k, s in alternative.series.items() if k.metric in metric_ids}
-        for alternative in chosen
+        for alternative in alternatives
     }
-    comparison = compare_series(chosen, series_by_label, objective, metrics=metric_ids)
+    comparison = compare_series(alternatives, series_by_label, objective, metrics=metric_ids)
     for alternative, series in slower:
         effect = _find_effect(comparison, alternative.label, series.key)
         bounds = _find_bounds(effect, series, best_series.value)

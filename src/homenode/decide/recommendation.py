@@ -166,13 +166,13 @@ def decide_all(
     objectives: Sequence[Objective] = tuple(Objective),
     inputs: LayoutInputs | None = None,
     *,
-    prepared: Sequence[Alternative] = (),
+    alternatives: Sequence[Alternative] = (),
 ) -> tuple[Recommendation, ...]:
-    """Return the answers for several objectives. prepared: the alternatives, if made already."""
+    """Return the answers for several objectives. alternatives: those made already."""
     inputs = inputs or machine.inputs
     machine_runs = select_guest_runs(select_own_runs(runs, machine))
-    is_prepared = _are_of(prepared, machine_runs)
-    machine_alternatives = prepared if is_prepared else group_runs(machine_runs)
+    is_prepared = _are_of(alternatives, machine_runs)
+    machine_alternatives = alternatives if is_prepared else group_runs(machine_runs)
     like = {host: group_runs(group) for host, group in runs_of_kind(runs, machine).items()}
     strangers = check_unassigned_runs(runs, machine)
     about_links = (*machine.findings, *check_results(machine_runs))
@@ -207,7 +207,7 @@ def decide_for_machines(
         answer
         for machine in find_machines(runs, this_host)
         for answer in decide_all(
-            runs, machine, objectives, prepared=(prepared or {}).get(machine.name, ())
+            runs, machine, objectives, alternatives=(prepared or {}).get(machine.name, ())
         )
         if machine.nodes is not None or not rests_on_rule_alone(answer)
     )
@@ -237,10 +237,10 @@ def recommend(
         all_caveats = (
             caveat for alternative in all_alternatives for caveat in find_own_caveats(alternative)
         )
-        unused = (
+        unused_caveats = (
             replace(caveat, blocks=False) for caveat in all_caveats if caveat.id == "unusable"
         )
-        return replace(answer, caveats=join_subjects((*unused, *answer.caveats)))
+        return replace(answer, caveats=join_subjects((*unused_caveats, *answer.caveats)))
     candidates = [
         alternative
         for alternative in all_alternatives
@@ -357,13 +357,13 @@ def _pins_are_worse(
     """Return whether the choice is `default` and no compared flat, pinned guest is close to it."""
     if find_preset(choice.switches) != "default":
         return False
-    pinned = [
+    alternatives = [
         alternative
         for alternative in used
         if alternative.switches.pinning is Pinning.ONE_PER_CORE
         and alternative.switches.cells is GuestCells.SINGLE
     ]
-    return bool(pinned) and not any(alternative in like for alternative in pinned)
+    return bool(alternatives) and not any(alternative in like for alternative in alternatives)
 
 
 def _fits(caveat: Caveat, objective: Objective, used: Sequence[Alternative]) -> bool:
@@ -424,12 +424,12 @@ def _apply_needs(answer: Recommendation, inputs: LayoutInputs) -> Recommendation
         return answer
     if "pin-numa-pci" in answer.avoid:
         inputs = replace(inputs, has_pairs=False)
-    needed = find_needed_layout(layout, answer.objective, inputs)
-    if needed is None:
+    needed_layout = find_needed_layout(layout, answer.objective, inputs)
+    if needed_layout is None:
         return answer
-    rule = Reason(id=ReasonId.RULE, alternative=layout, detail=needed[1])
+    rule = Reason(id=ReasonId.RULE, alternative=layout, detail=needed_layout[1])
     reasons = [reason for reason in answer.reasons if reason.id is not ReasonId.FLOATING]
-    return replace(answer, layout=needed[0], reasons=(*reasons, rule), measure_next=None)
+    return replace(answer, layout=needed_layout[0], reasons=(*reasons, rule), measure_next=None)
 
 
 def _bind_memory(answer: Recommendation) -> Recommendation:
@@ -464,33 +464,33 @@ def _choose_answer(
     for answer in machine_answers:
         if answer.is_blocked or answer.find_reason(ReasonId.IMPOSSIBLE) is not None:
             return answer
-    reviewed = [host for host, group in like.items() if is_under_review(group)]
-    advisers = [group for host, group in like.items() if host not in reviewed]
+    reviewed_hosts = [host for host, group in like.items() if is_under_review(group)]
+    advisers = [group for host, group in like.items() if host not in reviewed_hosts]
     answers = [
         *machine_answers,
         *(recommend(machine.name, group, objective, inputs) for group in advisers),
     ]
     answers = [answer for answer in answers if not answer.find_reason(ReasonId.NO_RESULTS)]
     answers.sort(key=lambda one: (EvidenceLevel.RULE if one.level is None else one.level).rank)
-    chosen = [one for one in answers if one.choice is not None and _can_run(one, inputs)]
-    silent = (answer for answer in answers if answer not in chosen)
-    passed = [
+    usable_answers = [one for one in answers if one.choice is not None and _can_run(one, inputs)]
+    silent = (answer for answer in answers if answer not in usable_answers)
+    passed_reasons = [
         *(_passed_reason(machine.name, _find_obstacle(answer)) for answer in silent),
         *(
             _passed_reason(host, "under review: it recommends nothing for other machines")
-            for host in reviewed
+            for host in reviewed_hosts
         ),
     ]
     rule = _recommend_by_rule(machine, objective, inputs)
-    best = chosen[0] if chosen else rule
-    if chosen and best.layout is None:
+    best = usable_answers[0] if usable_answers else rule
+    if usable_answers and best.layout is None:
         detail = rule.reasons[0].detail
         reason = Reason(id=ReasonId.NO_LAYOUT, alternative=rule.layout, detail=detail)
         best = replace(best, layout=rule.layout, reasons=(*best.reasons, reason))
-    layouts = [answer.layout for answer in chosen[1:] if answer.layout is not None]
+    layouts = [answer.layout for answer in usable_answers[1:] if answer.layout is not None]
     unknown = (layout for layout in layouts if layout not in (best.layout, *best.also, *best.avoid))
     measure_next = best.measure_next or next(unknown, None)
-    return replace(best, reasons=(*best.reasons, *passed), measure_next=measure_next)
+    return replace(best, reasons=(*best.reasons, *passed_reasons), measure_next=measure_next)
 
 
 def is_under_review(group: Sequence[Alternative]) -> bool:

@@ -94,14 +94,14 @@ def _undecided_text(answers: Sequence[Recommendation]) -> str:
     """ "pin from default in 3 of 3 results: 1 boot each"."""
     open_answers = [answer for answer in answers if _list_labels(answer)]
     if not open_answers:
-        passed = filter(None, (answer.find_reason(ReasonId.PASSED) for answer in answers))
-        details = (reason.detail.partition(": ")[2].split("; ")[0] for reason in passed)
+        passed_reasons = filter(None, (answer.find_reason(ReasonId.PASSED) for answer in answers))
+        details = (reason.detail.partition(": ")[2].split("; ")[0] for reason in passed_reasons)
         obstacle = next(details, "") or "no results of two layouts"
         return f"which layout is best: {obstacle}"
     labels = dict.fromkeys(label for one in open_answers for label in _list_labels(one))
     metrics = {result.metric for answer in open_answers for result in answer.results}
-    named = " from ".join(reversed(labels)) if len(labels) == 2 else f"{len(labels)} layouts apart"
-    return f"{named} in {len(metrics)} of {len(metrics)} results: {_format_obstacle(open_answers)}"
+    text = " from ".join(reversed(labels)) if len(labels) == 2 else f"{len(labels)} layouts apart"
+    return f"{text} in {len(metrics)} of {len(metrics)} results: {_format_obstacle(open_answers)}"
 
 
 def _list_labels(answer: Recommendation) -> tuple[str, ...]:
@@ -131,8 +131,8 @@ def format_sentence(answer: Recommendation, *, brief: bool = False) -> str:
         return (
             "; ".join(_no_answer_text(reason, answer) for reason in answer.reasons) or "no answer"
         )
-    compared = (_compare(answer, metric, brief=brief) for metric in answer.metrics)
-    parts = list(filter(None, compared))
+    texts = (_compare(answer, metric, brief=brief) for metric in answer.metrics)
+    parts = list(filter(None, texts))
     rule = [reason for reason in answer.reasons if reason.id is ReasonId.RULE]
     if rule and not answer.find_reason(ReasonId.NO_LAYOUT):
         if answer.also or not parts:
@@ -146,23 +146,23 @@ def format_sentence(answer: Recommendation, *, brief: bool = False) -> str:
 
 def _compare(answer: Recommendation, metric: str, *, brief: bool) -> str:
     """Compare the choice with each other alternative on a metric; "" if it has no value."""
-    if (compared := answer.split_results(metric)) is None:
+    if (results := answer.split_results(metric)) is None:
         return ""
-    chosen, rivals = compared
+    choice, rivals = results
     worse = [other for other in rivals if other.position is MetricRank.WORSE]
-    if chosen.position is MetricRank.WORSE:  # it is best on another metric
+    if choice.position is MetricRank.WORSE:  # it is best on another metric
         worse = []
     equal = [other for other in rivals if other not in worse]
     parts = []
     if worse:
-        changes = ", ".join(_format_change(chosen, other, metric) for other in worse)
+        changes = ", ".join(_format_change(choice, other, metric) for other in worse)
         parts.append(f"{answer.choice} is {changes}")
     if equal:
         names = ", ".join(
             other.alternative
             if brief
             else f"{other.alternative} ({answer.choice} is "
-            f"{_format_change(chosen, other, metric, bare=True)})"
+            f"{_format_change(choice, other, metric, bare=True)})"
             for other in equal
         )
         is_same = answer.level is EvidenceLevel.NO_DIFFERENCE
@@ -174,13 +174,13 @@ def _compare(answer: Recommendation, metric: str, *, brief: bool) -> str:
 
 
 def _format_change(
-    chosen: RankedResult, other: RankedResult, metric: str, *, bare: bool = False
+    choice: RankedResult, other: RankedResult, metric: str, *, bare: bool = False
 ) -> str:
     """ "2.1x pin-numa (2.0x to 2.2x)". bare: without the other's name."""
     lower = METRICS[metric].lower_is_better
     name = "" if bare else other.alternative
-    is_best = chosen.position is MetricRank.BEST  # the ratio of others is to it, without a drift
-    ratio = 1 / other.ratio if is_best else chosen.value / other.value
+    is_best = choice.position is MetricRank.BEST  # the ratio of others is to it, without a drift
+    ratio = 1 / other.ratio if is_best else choice.value / other.value
     text = format_change(ratio, name, lower_is_better=lower)
     is_interval = other.low is not None and other.high is not None and not bare
     if not is_interval or not is_best or lower:
@@ -195,17 +195,17 @@ def format_effect(answer: Recommendation) -> str:
     """Return the gain of the choice over `default`, else over the next: "7.3x default (6.9x to
     7.7x)"; "" if nothing was compared."""
     for metric in answer.metrics:
-        if (compared := answer.split_results(metric)) is None:
+        if (results := answer.split_results(metric)) is None:
             continue
-        chosen, rivals = compared
+        choice, rivals = results
         other = next((rival for rival in rivals if rival.alternative == "default"), rivals[0])
-        text = _format_change(chosen, other, metric)
+        text = _format_change(choice, other, metric)
         if other.alternative not in answer.also:
             return text
-        is_like = LIKE < chosen.value / other.value < 1 / LIKE
+        is_like = LIKE < choice.value / other.value < 1 / LIKE
         text = f"{'like' if is_like else 'cannot tell it from'} {other.alternative}"
         worse = next((rival for rival in rivals if rival.position is MetricRank.WORSE), None)
-        return text if worse is None else f"{_format_change(chosen, worse, metric)}, {text}"
+        return text if worse is None else f"{_format_change(choice, worse, metric)}, {text}"
     return ""
 
 

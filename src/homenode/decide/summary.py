@@ -128,9 +128,9 @@ def choose_headline(series: Iterable[SeriesKey], metric: Metric) -> tuple[Series
     if metric.worst_device and any(key.worst for key in over_all):
         over_all = [key for key in over_all if key.worst]
     for variant in (metric.headline, None):
-        chosen = tuple(key for key in over_all if key.variant == variant)
-        if chosen:
-            return chosen
+        keys = tuple(key for key in over_all if key.variant == variant)
+        if keys:
+            return keys
     return ()
 
 
@@ -178,15 +178,15 @@ _WORK = {
 def power_by_test(series: Mapping[SeriesKey, Series]) -> dict[str, float]:
     """Watts of a GPU while each test ran: the median over GPUs and boots. By "TEST, J/GB" and
     "app, J/event": joules of a GPU for a GB, and of all GPUs for an event of the user's program."""
-    drawn: dict[str, list[float]] = {}
+    drawn_watts: dict[str, list[float]] = {}
     total: dict[str, float] = {}
     for key, key_series in series.items():
         if key.metric == POWER and not key.worst:
             test = key.variant or ""
-            drawn.setdefault(test, []).extend(key_series.medians)
+            drawn_watts.setdefault(test, []).extend(key_series.medians)
             total[test] = total.get(test, 0.0) + key_series.value
     watts_by_test = {}
-    for test, watts in drawn.items():
+    for test, watts in drawn_watts.items():
         watts_by_test[test] = statistics.median(watts)
         name, _, binding = test.replace(": ", " from ").partition(" from ")
         metric, unit = _WORK.get(name, (None, ""))
@@ -230,10 +230,10 @@ def _boot(boots: Sequence[str], run_name: str, number: int) -> tuple[str, int]:
 
 
 def _build_series(key: SeriesKey, boots: _Boots) -> Series:
-    undisturbed = [_drop_disturbed(boot.samples) for boot in boots.values()]
-    values = [[sample.value for sample in samples] for samples in undisturbed]
+    samples_by_boot = [_drop_disturbed(boot.samples) for boot in boots.values()]
+    values = [[sample.value for sample in samples] for samples in samples_by_boot]
     everything = [value for boot in values for value in boot]
-    statistics_used = {sample.statistic for samples in undisturbed for sample in samples}
+    statistics_used = {sample.statistic for samples in samples_by_boot for sample in samples}
     return Series(
         key=key,
         medians=tuple(map(statistics.median, values)),
@@ -279,8 +279,8 @@ def _select_slowest(in_use: Mapping[SeriesKey, _Boots]) -> dict[SeriesKey, Serie
     identified by its address, or by its position if a tool printed no address."""
     groups: dict[SeriesKey, dict[object, _Boots]] = {}
     for key, boots in in_use.items():
-        folded = _key_over_devices(key)
-        if folded is None:
+        folded_key = _key_over_devices(key)
+        if folded_key is None:
             continue
         for name, (samples, block, time) in boots.items():
             by_index: dict[int | None, list[Sample]] = {}
@@ -288,7 +288,7 @@ def _select_slowest(in_use: Mapping[SeriesKey, _Boots]) -> dict[SeriesKey, Serie
                 by_index.setdefault(sample.index, []).append(sample)
             for index, device_samples in by_index.items():
                 if (device := (key.device, key.peer, index)) != (None, None, None):
-                    of_device = groups.setdefault(folded, {}).setdefault(device, {})
+                    of_device = groups.setdefault(folded_key, {}).setdefault(device, {})
                     of_device[name] = _Boot(device_samples, block, time)
     return {key: _fold_devices(key, devices) for key, devices in groups.items()}
 
@@ -344,8 +344,8 @@ MIN_HALF = 2
 
 def _select_faster_half(medians: Sequence[float], take_worst: Callable[..., float]) -> list[float]:
     """Return the faster half of a boot's devices: never the slowest two of four."""
-    ordered = sorted(medians, reverse=take_worst is min)
-    return ordered[: len(ordered) // 2]
+    ordered_medians = sorted(medians, reverse=take_worst is min)
+    return ordered_medians[: len(ordered_medians) // 2]
 
 
 def find_unused_results(runs: Sequence[Run], objectives: Sequence[Objective]) -> Iterator[Gap]:
@@ -366,9 +366,9 @@ def find_unused_results(runs: Sequence[Run], objectives: Sequence[Objective]) ->
 
 def _list_keys(run: Run) -> set[SeriesKey]:
     keys = {SeriesKey(*_SHARED(key)) for key in run.groups if key.state != UNSETTLED}
-    placed = {key for key in run.groups if (key.device, key.position) != (None, None)}
-    folded = {_key_over_devices(SeriesKey(*_SHARED(key))) for key in placed}
-    return keys | {key for key in folded if key is not None}
+    placed_keys = {key for key in run.groups if (key.device, key.position) != (None, None)}
+    folded_keys = {_key_over_devices(SeriesKey(*_SHARED(key))) for key in placed_keys}
+    return keys | {key for key in folded_keys if key is not None}
 
 
 def _key_over_devices(key: SeriesKey) -> SeriesKey | None:

@@ -57,7 +57,7 @@ def switch_effects(machine: str, alternatives: Sequence[Alternative]) -> tuple[S
     by_label = {alternative.label: alternative for alternative in alternatives}
     changes: list[SwitchEffect] = []
     for switch, pairs in _STEPS:
-        seen: set[str] = set()
+        seen_names: set[str] = set()
         for first, second in pairs:
             if first not in by_label or second not in by_label:
                 continue
@@ -65,8 +65,8 @@ def switch_effects(machine: str, alternatives: Sequence[Alternative]) -> tuple[S
             series_by_label = {layout.label: _select_totals(layout) for layout in pair}
             effects = compare_series(pair, series_by_label).effects
             for effect in sorted(filter(_is_headline, effects), key=lambda one: not one.primary):
-                if effect.metric not in seen:
-                    seen.add(effect.metric)
+                if effect.metric not in seen_names:
+                    seen_names.add(effect.metric)
                     changes.append(SwitchEffect(switch=switch, machine=machine, effect=effect))
     return tuple(changes)
 

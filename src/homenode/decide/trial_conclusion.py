@@ -108,28 +108,28 @@ def answer_of(conclusion: Conclusion, head: TrialHead, boots: int) -> TrialAnswe
     if answer.is_blocked:
         reason = f"no conclusion for {objective}: {obstacle or format_sentence(answer)}"
         return TrialAnswer(sentence=f"{head.source}: {reason}")
-    undecided = "" if obstacle else _undecided_pair(answer)
+    undecided_text = "" if obstacle else _undecided_pair(answer)
     if not obstacle and rests_on_rule_alone(answer):
         obstacle = f"no result of it; the rule of auto chooses {format_layout_name(answer)}"
-    undecided = undecided or f"for {objective}: {obstacle or format_sentence(answer)}"
+    undecided_text = undecided_text or f"for {objective}: {obstacle or format_sentence(answer)}"
     resume = command_line(
         "homenode", "trial", "resume", head.argument, "--boots", boots + MORE_BOOTS
     )
-    sentence = f"{head.source}: cannot tell {undecided}"
+    sentence = f"{head.source}: cannot tell {undecided_text}"
     return TrialAnswer(sentence=sentence, command=resume, is_open=True)
 
 
 def _undecided_pair(answer: Recommendation) -> str:
     """ "pin from default for multi-gpu: default is 9 % slower, 3 boots each", or ""."""
-    if not answer.metrics or (compared := answer.split_results(answer.metrics[0])) is None:
+    if not answer.metrics or (results := answer.split_results(answer.metrics[0])) is None:
         return ""
-    chosen, rivals = compared
+    choice, rivals = results
     names = ", ".join(other.alternative for other in rivals)
-    lower = METRICS[chosen.metric].lower_is_better
-    change = format_change(rivals[0].value / chosen.value, lower_is_better=lower)
+    lower = METRICS[choice.metric].lower_is_better
+    change = format_change(rivals[0].value / choice.value, lower_is_better=lower)
     boots = format_boots(*(answer.boots or (1, 1)))
     change = f"{rivals[0].alternative} is {change}"
-    return f"{chosen.alternative} from {names} for {answer.objective}: {change}, {boots}"
+    return f"{choice.alternative} from {names} for {answer.objective}: {change}, {boots}"
 
 
 def _find_obstacle(answer: Recommendation) -> str:

@@ -272,12 +272,12 @@ def device_paths(
 def _device_paths(host: Host) -> tuple[DevicePath, ...]:
     """Virtual functions have no link of their own, and functions above 0 share that of 0."""
     paths: list[DevicePath] = []
-    seen: set[tuple[int, int, int]] = set()
+    seen_keys: set[tuple[int, int, int]] = set()
     for device in host.pci_devices:
         slot = (device.bdf.domain, device.bdf.bus, device.bdf.device)
-        if device.kind not in JUDGED or device.physical_function is not None or slot in seen:
+        if device.kind not in JUDGED or device.physical_function is not None or slot in seen_keys:
             continue
-        seen.add(slot)
+        seen_keys.add(slot)
         links = tuple(
             link
             for link in list_links_above(device, host.device_at)
@@ -349,18 +349,18 @@ def peer_links(host: Host) -> dict[Bdf, int]:
     With switches a GPU has as many links as to any other, without them as to all others.
     """
     kinds = (LinkKind.NVLINK, LinkKind.XGMI)
-    joined = [link for link in host.links if link.kind in kinds and link.b is not None]
-    if not joined or any(gap.subject in _LINK_GAPS for gap in host.gaps):
+    pair_links = [link for link in host.links if link.kind in kinds and link.b is not None]
+    if not pair_links or any(gap.subject in _LINK_GAPS for gap in host.gaps):
         return {}
-    if any(link.kind is LinkKind.NVLINK and link.count is None for link in joined):
+    if any(link.kind is LinkKind.NVLINK and link.count is None for link in pair_links):
         return {}  # hwloc has the joined GPUs, but not the number of links
-    drivers = {host.device_at[link.a].driver for link in joined if link.a in host.device_at}
+    drivers = {host.device_at[link.a].driver for link in pair_links if link.a in host.device_at}
     per: dict[Bdf, list[int]] = {
         gpu.bdf: []
         for gpu in host.devices_of_kind(DeviceKind.GPU)
         if gpu.physical_function is None and gpu.driver in drivers and gpu.partition_mode != "mig"
     }
-    for link in joined:
+    for link in pair_links:
         for end in (link.a, link.b):
             if end in per:
                 per[end].append(link.count or 1)

@@ -130,9 +130,9 @@ def peer_route(host: Host, requester: PciDevice, target: PciDevice, *, in_vm: bo
     control = _find_control(host, requester)
     relaxed = None if control is None else control.relaxed_ordering
     write = completion = RouteLeg(RouteWay.ROOT, RouteCause.NO_SWITCH)
-    emulated = next((port.bdf for port in (*theirs, *target_ports) if is_emulated(port)), None)
-    if emulated is not None:
-        write = completion = RouteLeg(RouteWay.UNKNOWN, RouteCause.VIRTUAL, emulated)
+    emulated_port = next((port.bdf for port in (*theirs, *target_ports) if is_emulated(port)), None)
+    if emulated_port is not None:
+        write = completion = RouteLeg(RouteWay.UNKNOWN, RouteCause.VIRTUAL, emulated_port)
     elif switch is not None:
         ingress = _port_below(theirs, switch)
         above = theirs[theirs.index(switch) + 1 :]
@@ -204,9 +204,9 @@ def _write(
         return RouteLeg(RouteWay.UNKNOWN, RouteCause.UNREAD, ingress.bdf)
     way, cause = ways[0]
     if way is RouteWay.ROOT and cause is not RouteCause.NOT_TRANSLATED:
-        stuck = next(_find_blocking_ports(above), None)
-        if stuck is not None:
-            return RouteLeg(RouteWay.UNKNOWN, RouteCause.NOT_FORWARDED, stuck)
+        blocking_port = next(_find_blocking_ports(above), None)
+        if blocking_port is not None:
+            return RouteLeg(RouteWay.UNKNOWN, RouteCause.NOT_FORWARDED, blocking_port)
     return RouteLeg(way, cause, None if way is RouteWay.SWITCH else ingress.bdf)
 
 
@@ -273,13 +273,13 @@ def peer_routes(host: Host, passed_gpus: frozenset[Bdf] = frozenset()) -> tuple[
     virtual functions on VFIO, only these count."""
     gpus = host.devices_of_kind(DeviceKind.GPU)
     nics = host.devices_of_kind(DeviceKind.NIC)
-    divided = {nic.physical_function for nic in nics if is_passed(nic) or nic.bdf in passed_gpus}
+    bdfs = {nic.physical_function for nic in nics if is_passed(nic) or nic.bdf in passed_gpus}
     users: dict[Bdf, list[PciDevice]] = {}  # by the root port, since a switch is below one
     for user in (*nics, *(gpu for gpu in gpus if gpu.physical_function is None)):
         ports = host.ports_above(user)
         is_whole = user.physical_function is None
         if ports and (
-            user.bdf in passed_gpus or (user.bdf not in divided if is_whole else is_passed(user))
+            user.bdf in passed_gpus or (user.bdf not in bdfs if is_whole else is_passed(user))
         ):
             users.setdefault(ports[-1].bdf, []).append(user)
     routes = []

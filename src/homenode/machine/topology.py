@@ -414,8 +414,8 @@ def assemble_pus(
     llcs: Sequence[Llc] = (),
     packages: Sequence[Package] = (),
     die_of_pu: Mapping[PuIndex, int] = MappingProxyType({}),
-    disallowed: CpuSet = CpuSet(),
-    isolated: CpuSet = CpuSet(),
+    disallowed_pus: CpuSet = CpuSet(),
+    isolated_pus: CpuSet = CpuSet(),
     nohz_full: CpuSet = CpuSet(),
 ) -> tuple[Pu, ...]:
     """Return every CPU, ascending, with the core, LLC, node, package and die it is in."""
@@ -432,8 +432,8 @@ def assemble_pus(
             package=package_of.get(pu),
             die=die_of_pu.get(pu),
             online=pu in online,
-            allowed=pu not in disallowed,
-            isolated=pu in isolated,
+            allowed=pu not in disallowed_pus,
+            isolated=pu in isolated_pus,
             nohz_full=pu in nohz_full,
         )
         for pu in numbers
@@ -516,7 +516,7 @@ HostPart = Literal["CPUs", "cores", "memory", "PCI"]
 
 def reject_unshown(host: Host, *parts: HostPart) -> None:
     """Raise NotKnownError if a host's source shows none of a part: that is unknown, not 0."""
-    shown: dict[str, object] = {
+    shown_parts: dict[str, object] = {
         "CPUs": host.pus,
         "cores": host.cores,
         "memory": all(node.memory_bytes is not None for node in host.nodes),
@@ -526,7 +526,7 @@ def reject_unshown(host: Host, *parts: HostPart) -> None:
     for part in parts:
         words = ("CPUs", "cores") if part in ("CPUs", "cores") else (part,)
         gaps = (gap for gap in host.gaps if any(word in gap.subject for word in words))
-        if not shown[part] and (gap := next(gaps, None)) is not None:
+        if not shown_parts[part] and (gap := next(gaps, None)) is not None:
             hint = "homenode capture, on the host, reads all of it"
             if part == "PCI":
                 hint += "; or --lspci FILE with the output of lspci -D -nn -vvv"

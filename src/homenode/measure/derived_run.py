@@ -174,26 +174,26 @@ def _collect_samples(
     brackets: list[Bracket] = []
     place_of: dict[tuple[int, int, Bracket], int] = {}
     for number, step in enumerate(read):
-        for placed in step.reading.placed:
-            if placed.bracket is not None:
-                key = (number, placed.at_ns, placed.bracket)
+        for placed_sample in step.reading.placed:
+            if placed_sample.bracket is not None:
+                key = (number, placed_sample.at_ns, placed_sample.bracket)
                 if key not in place_of:
                     place_of[key] = len(brackets)
-                    brackets.append(placed.bracket)
+                    brackets.append(placed_sample.bracket)
     states = classify_brackets(brackets)
     on_host = dict(record.bus_ids)
     samples = []
     for number, step in enumerate(read):
-        for placed in step.reading.placed:
+        for placed_sample in step.reading.placed:
             state = None
-            if placed.bracket is not None:
-                state = states.labels[place_of[number, placed.at_ns, placed.bracket]]
+            if placed_sample.bracket is not None:
+                state = states.labels[place_of[number, placed_sample.at_ns, placed_sample.bracket]]
             samples.append(
                 replace(
-                    placed.sample,
+                    placed_sample.sample,
                     state=state,
-                    device=_find_host_device(placed.sample.device, on_host),
-                    peer=_find_host_device(placed.sample.peer, on_host),
+                    device=_find_host_device(placed_sample.sample.device, on_host),
+                    peer=_find_host_device(placed_sample.sample.peer, on_host),
                 )
             )
         samples += [

@@ -333,14 +333,14 @@ def _check_busy_cpus(readings: IdleReadings) -> Iterator[Finding]:
         (pu, share_between(readings.first, readings.second, CpuSet((pu,)))) for pu in readings.pus
     ]
     busy = CpuSet(pu for pu, share in shares if share is not None and share.busy > ONE_PU_SHARE)
-    stolen = CpuSet(pu for pu, share in shares if share is not None and share.stolen > ONE_PU_SHARE)
+    cpus = CpuSet(pu for pu, share in shares if share is not None and share.stolen > ONE_PU_SHARE)
     expected = f"no CPU more than {ONE_PU_SHARE:.0%}"
     if busy:
         yield _usage_finding(
             "bench-busy", readings.pus, f"{expected} busy", f"{format_cpus(busy)} busy"
         )
-    if stolen:
-        observed = f"{format_cpus(stolen)} used by other guests"
+    if cpus:
+        observed = f"{format_cpus(cpus)} used by other guests"
         yield _usage_finding("bench-stolen", readings.pus, f"{expected} stolen", observed)
 
 
@@ -369,13 +369,13 @@ def _check_settings(now: Environment) -> Iterator[Finding]:
             observed=", ".join(slow),
             source="cpufreq/scaling_governor",
         )
-    throttled = [f"{name} {count}" for name, count in now.throttles if count]
-    if throttled:
+    throttle_texts = [f"{name} {count}" for name, count in now.throttles if count]
+    if throttle_texts:
         yield finding(
             "bench-throttled",
             "CPUs",
             expected="no throttling since boot",
-            observed=", ".join(throttled),
+            observed=", ".join(throttle_texts),
             source="thermal_throttle",
         )
     if now.transparent_hugepages == "never":
@@ -441,12 +441,12 @@ def _check_guest(plan: Plan, now: Environment) -> Iterator[Finding]:
             observed=f"{len(now.online)} online",
             source="/sys/devices/system/cpu/online",
         )
-    planned = plan.vm.memory_bytes
-    if now.memory_bytes is not None and now.memory_bytes < planned * MEMORY_KEPT:
+    planned_bytes = plan.vm.memory_bytes
+    if now.memory_bytes is not None and now.memory_bytes < planned_bytes * MEMORY_KEPT:
         yield finding(
             "bench-balloon",
             "guest",
-            expected=f"{format_bytes(planned)}, as planned",
+            expected=f"{format_bytes(planned_bytes)}, as planned",
             observed=format_bytes(now.memory_bytes),
             source="meminfo of all nodes",
         )

@@ -88,18 +88,18 @@ def order_by_seed(names: Iterable[str], seed: int, round: int) -> tuple[str, ...
 
 
 def list_remaining(
-    schedule: Schedule, done: Collection[tuple[int, str]]
+    schedule: Schedule, done_tasks: Collection[tuple[int, str]]
 ) -> tuple[ScheduledTask, ...]:
-    """The remaining tasks of an interrupted run. done: (round, variant) of finished tasks."""
-    scheduled = {(task.round, task.variant) for task in schedule.tasks}
-    foreign = sorted(set(done) - scheduled)
+    """The remaining tasks of an interrupted run. done_tasks: (round, variant) of finished tasks."""
+    scheduled_keys = {(task.round, task.variant) for task in schedule.tasks}
+    foreign = sorted(set(done_tasks) - scheduled_keys)
     if foreign:
         raise UsageError(
             f"--resume: expected a run of this schedule, found {foreign[0][1]} "
             f"of round {foreign[0][0]}",
             hint="use the same --tests, --repeat and --seed, or start a new run",
         )
-    return tuple(task for task in schedule.tasks if (task.round, task.variant) not in done)
+    return tuple(task for task in schedule.tasks if (task.round, task.variant) not in done_tasks)
 
 
 def find_moved_rounds(
@@ -180,11 +180,11 @@ class Progress(Struct, frozen=True):
     @property
     def is_blocked(self) -> bool:
         """Whether every remaining task waits for an operator: a drained node, a hold."""
-        unsettled = [task for task in self.tasks if task.state in UNSETTLED]
-        stuck = [task for task in unsettled if task.needs_somebody]
+        tasks = [task for task in self.tasks if task.state in UNSETTLED]
+        stuck_tasks = [task for task in tasks if task.needs_somebody]
         # What waits is not submitted: the queue takes no more before some have ended.
-        behind = [task for task in unsettled if task.is_behind or task.state is TaskState.WAITING]
-        return bool(stuck) and len(unsettled) == len(stuck) + len(behind)
+        behind = [task for task in tasks if task.is_behind or task.state is TaskState.WAITING]
+        return bool(stuck_tasks) and len(tasks) == len(stuck_tasks) + len(behind)
 
     def list_missing(self) -> tuple[TaskStatus, ...]:
         """Return the tasks without results."""
@@ -200,8 +200,8 @@ class Pace:
     9.0
     """
 
-    def __init__(self, planned: Mapping[str, float] | None = None) -> None:
-        self._seconds = dict(planned or {})
+    def __init__(self, planned_seconds: Mapping[str, float] | None = None) -> None:
+        self._seconds = dict(planned_seconds or {})
 
     def took(self, variant: str, seconds: float) -> None:
         self._seconds[variant] = seconds
@@ -209,11 +209,11 @@ class Pace:
     def seconds_for(self, variants: Iterable[str]) -> float | None:
         """Return the sum of their seconds; a variant with unknown seconds counts as the mean of the
         others. None if all are unknown."""
-        planned = [self._seconds.get(variant) for variant in variants]
-        if planned and not self._seconds:
+        planned_seconds = [self._seconds.get(variant) for variant in variants]
+        if planned_seconds and not self._seconds:
             return None
         mean = fmean(self._seconds.values()) if self._seconds else 0.0
-        return sum(mean if seconds is None else seconds for seconds in planned) + 0.0
+        return sum(mean if seconds is None else seconds for seconds in planned_seconds) + 0.0
 
 
 H = TypeVar("H")
@@ -296,8 +296,8 @@ def run_tasks(
         now = time.monotonic()
         try:
             progress = executor.poll()
-            if retry and (failed := _list_failed(progress)):
-                executor.retry(failed)
+            if retry and (failed_tasks := _list_failed(progress)):
+                executor.retry(failed_tasks)
                 progress = executor.poll()
             retry, silent_since = False, None
             on_progress(progress)

@@ -105,16 +105,16 @@ def sample_under_load(
     if the program fails, because an idle machine would count as busy."""
     devices = [device.bdf for device in host.pci_devices if device.link is not None]
     fastest: dict[Bdf, tuple[float, int]] = {}
-    ended = threading.Event()
+    end_event = threading.Event()
 
     def sample() -> None:
-        while not ended.is_set():
+        while not end_event.is_set():
             for bdf in devices:
                 now = _current_link(snapshot, bdf)
                 if now is not None:
                     best = fastest.get(bdf, now)
                     fastest[bdf] = (max(best[0], now[0]), max(best[1], now[1]))
-            ended.wait(_EVERY_S)
+            end_event.wait(_EVERY_S)
 
     # The program is run here and not there: only the main thread hears Ctrl-C, and ends it.
     with ThreadPoolExecutor(1) as pool:
@@ -122,7 +122,7 @@ def sample_under_load(
         try:
             output = program.run(_MAX_S).stdout_or_raise()
         finally:
-            ended.set()
+            end_event.set()
         sampler.result()
     busy = replace(
         host, pci_devices=tuple(_set_link(device, fastest) for device in host.pci_devices)
@@ -131,10 +131,10 @@ def sample_under_load(
 
 
 def _set_link(device: PciDevice, fastest: dict[Bdf, tuple[float, int]]) -> PciDevice:
-    seen = fastest.get(device.bdf)
-    if seen is None or device.link is None:
+    seen_link = fastest.get(device.bdf)
+    if seen_link is None or device.link is None:
         return device
-    link = PciLink(seen[0], seen[1], device.link.max_gt_per_s, device.link.max_width)
+    link = PciLink(seen_link[0], seen_link[1], device.link.max_gt_per_s, device.link.max_width)
     return replace(device, link=link)
 
 

@@ -59,13 +59,13 @@ def parse_power(text: str) -> Iterator[GpuPower]:
         address = next((fields[name] for name in fields if name.startswith("pci")), None)
         watts = next((fields[name] for name in fields if _DRAWN.fullmatch(name)), "")
         with suppress(ValueError, ParseError):
-            drawn = float(watts)
-            if not 0 < drawn < _MAX_WATTS:
+            drawn_watts = float(watts)
+            if not 0 < drawn_watts < _MAX_WATTS:
                 continue
             if address is not None:
-                yield GpuPower(drawn, Bdf.parse(address))
+                yield GpuPower(drawn_watts, Bdf.parse(address))
             else:
-                yield GpuPower(drawn, index=int(fields.get("gpu", "")))
+                yield GpuPower(drawn_watts, index=int(fields.get("gpu", "")))
 
 
 @contextmanager
@@ -73,19 +73,19 @@ def power_sampled(machine: Machine) -> Iterator[list[GpuPower]]:
     """Sample the power repeatedly; the list has the medians after the block."""
     powers: list[GpuPower] = []
     taken: dict[tuple[Bdf | None, int | None], list[float]] = {}
-    installed = machine.find_installed(COMMANDS)
-    tool = next((name for name in COMMANDS if name in installed), None)
+    programs = machine.find_installed(COMMANDS)
+    tool = next((name for name in COMMANDS if name in programs), None)
     if tool is None:
         yield powers
         return
-    ended = threading.Event()
+    end_event = threading.Event()
 
     def sample() -> None:
         # If a tool fails, there is no result, and the step continues.
         with suppress(ToolError, csv.Error):
-            while not ended.wait(EVERY_S):
+            while not end_event.wait(EVERY_S):
                 text = machine.run(COMMANDS[tool], _MAX_S).stdout_or_raise()
-                for reading in () if ended.is_set() else parse_power(text):
+                for reading in () if end_event.is_set() else parse_power(text):
                     taken.setdefault((reading.device, reading.index), []).append(reading.watts)
 
     with ThreadPoolExecutor(1) as pool:
@@ -93,6 +93,6 @@ def power_sampled(machine: Machine) -> Iterator[list[GpuPower]]:
         try:
             yield powers
         finally:
-            ended.set()
+            end_event.set()
         sampler.result()
     powers += [GpuPower(median(watts), *key) for key, watts in taken.items()]

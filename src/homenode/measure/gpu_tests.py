@@ -152,15 +152,15 @@ class HostBinding(Struct, frozen=True):
     of_each_gpu: bool = False
 
 
-def collective_tests(machine: GpuMachine, omitted: list[Gap]) -> Iterator[BenchTest]:
+def collective_tests(machine: GpuMachine, omissions: list[Gap]) -> Iterator[BenchTest]:
     """Yield the all-reduces of its GPUs (two or more). The first test speaks for its metrics."""
     topology, reason = machine.suite.topology, machine.suite.why_no_topology
-    for test in _list_all_reduces(machine, omitted):
+    for test in _list_all_reduces(machine, omissions):
         yield test
         if topology is not None and test.binding == UNBOUND:
             yield _set_topology_file(test, topology)
     if reason is not None:
-        omitted.append(Gap(SuiteGroup.NCCL, f"{TOPOLOGY_FILE}: {reason}"))
+        omissions.append(Gap(SuiteGroup.NCCL, f"{TOPOLOGY_FILE}: {reason}"))
 
 
 def _set_topology_file(test: BenchTest, topology: str) -> BenchTest:
@@ -174,15 +174,15 @@ def _set_topology_file(test: BenchTest, topology: str) -> BenchTest:
     )
 
 
-def _list_all_reduces(machine: GpuMachine, omitted: list[Gap]) -> Iterator[BenchTest]:
+def _list_all_reduces(machine: GpuMachine, omissions: list[Gap]) -> Iterator[BenchTest]:
     has_tool = "all_reduce_perf" in machine.installed
     if not has_tool and not machine.has_torch:
-        omitted.append(Gap(SuiteGroup.NCCL, "neither all_reduce_perf nor PyTorch is installed"))
+        omissions.append(Gap(SuiteGroup.NCCL, "neither all_reduce_perf nor PyTorch is installed"))
         return
-    bindings = _choose_bindings(machine, omitted)
+    bindings = _choose_bindings(machine, omissions)
     if has_tool:
         for binding in bindings:
-            yield from _tool_tests(machine, binding, omitted)
+            yield from _tool_tests(machine, binding, omissions)
     spread = any(binding.of_each_gpu for binding in bindings)
     if machine.has_torch and (not has_tool or spread):
         for binding, peers in product(bindings, (True, False)):
@@ -192,10 +192,10 @@ def _list_all_reduces(machine: GpuMachine, omitted: list[Gap]) -> Iterator[Bench
             yield replace(test, if_stopped=_format_stop_hint(machine, peers=peers))
     elif spread:
         reason = f"{ON_GPU_NODES}: needs PyTorch, nccl-tests drives all GPUs from one process"
-        omitted.append(Gap(SuiteGroup.NCCL, reason))
+        omissions.append(Gap(SuiteGroup.NCCL, reason))
 
 
-def _choose_bindings(machine: GpuMachine, omitted: list[Gap]) -> tuple[HostBinding, ...]:
+def _choose_bindings(machine: GpuMachine, omissions: list[Gap]) -> tuple[HostBinding, ...]:
     """Return the bindings to measure: one on a machine with one node, else three."""
     gpus, nodes = machine.gpus, machine.nodes
     unbound = HostBinding(UNBOUND, None)
@@ -203,10 +203,10 @@ def _choose_bindings(machine: GpuMachine, omitted: list[Gap]) -> tuple[HostBindi
         return (unbound,)
     first = nodes[0].index
     on_first = HostBinding(f"everything on node {first}", first)
-    lost = [gpu for gpu in gpus if gpu.node not in {node.index for node in nodes}]
-    if lost:
-        reason = f"{ON_GPU_NODES}: {lost[0].bdf} has no node that a process can be bound to"
-        omitted.append(Gap(SuiteGroup.NCCL, reason))
+    lost_gpus = [gpu for gpu in gpus if gpu.node not in {node.index for node in nodes}]
+    if lost_gpus:
+        reason = f"{ON_GPU_NODES}: {lost_gpus[0].bdf} has no node that a process can be bound to"
+        omissions.append(Gap(SuiteGroup.NCCL, reason))
         return (unbound, on_first)
     homes = {gpu.node for gpu in gpus}
     if len(homes) > 1:
@@ -217,13 +217,13 @@ def _choose_bindings(machine: GpuMachine, omitted: list[Gap]) -> tuple[HostBindi
 
 
 def _tool_tests(
-    machine: GpuMachine, binding: HostBinding, omitted: list[Gap]
+    machine: GpuMachine, binding: HostBinding, omissions: list[Gap]
 ) -> Iterator[BenchTest]:
     node = binding.node
     if binding.of_each_gpu:
         return
     if node is not None and "numactl" not in machine.installed:
-        omitted.append(Gap(SuiteGroup.NCCL, f"{binding.words}: numactl: command not found"))
+        omissions.append(Gap(SuiteGroup.NCCL, f"{binding.words}: numactl: command not found"))
         return
     repeats = _REPEATS[machine.suite.depth]
     argv = machine.nccl_tests(_WARMUPS, repeats)

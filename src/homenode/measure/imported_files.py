@@ -47,10 +47,10 @@ def find_sources(paths: Sequence[Path]) -> SourceDirectories:
     source. Raises like find_directories."""
     by_path: dict[Path, SourceDirectory] = {}
     directories: list[SourceDirectory | Path] = []
-    skipped: list[Gap] = []
+    gaps: list[Gap] = []
     for path in paths:
         found_below = find_directories(path)
-        skipped += found_below.skipped
+        gaps += found_below.skipped
         if not path.is_file():
             directories += found_below.directories
             continue
@@ -62,8 +62,8 @@ def find_sources(paths: Sequence[Path]) -> SourceDirectories:
             texts = {**by_path[parent].texts, **source.texts}
             times = {**by_path[parent].times, **source.times}
             by_path[parent] = replace(by_path[parent], texts=texts, times=times)
-    merged = [by_path[place] if isinstance(place, Path) else place for place in directories]
-    return SourceDirectories(tuple(merged), tuple(skipped))
+    merged_sources = [by_path[place] if isinstance(place, Path) else place for place in directories]
+    return SourceDirectories(tuple(merged_sources), tuple(gaps))
 
 
 def find_directories(root: Path) -> SourceDirectories:
@@ -76,19 +76,19 @@ def find_directories(root: Path) -> SourceDirectories:
         raise not_found(str(root))
     if not root.is_file() and not root.is_dir():
         raise InputError(f"{root}: neither a file nor a directory")
-    skipped: list[Gap] = []
+    gaps: list[Gap] = []
     if root.is_file():
-        named = root.resolve()  # a link that the user names is followed
-        texts, times = _read_texts([named], skipped, str(root.parent), MAX_BYTES)
-        directory = _make_directory(named.parent, named.parent, texts, times)
-        return SourceDirectories((directory,) if texts else (), tuple(skipped))
+        root_path = root.resolve()  # a link that the user names is followed
+        texts, times = _read_texts([root_path], gaps, str(root.parent), MAX_BYTES)
+        directory = _make_directory(root_path.parent, root_path.parent, texts, times)
+        return SourceDirectories((directory,) if texts else (), tuple(gaps))
     directories: list[SourceDirectory] = []
-    seen, bytes_left = 0, MAX_BYTES
+    seen_count, bytes_left = 0, MAX_BYTES
 
     def skip_unreadable(error: OSError) -> None:
         if error.filename == str(root) and root.is_dir():
             raise of_os(error, str(root), "the directory") from None
-        skipped.append(Gap(str(error.filename), error.strerror or str(error)))
+        gaps.append(Gap(str(error.filename), error.strerror or str(error)))
 
     for directory_name, below, names in os.walk(root, onerror=skip_unreadable, followlinks=False):
         below.sort()
@@ -96,16 +96,16 @@ def find_directories(root: Path) -> SourceDirectories:
         depth = len(path.relative_to(root).parts)
         below[:] = [name for name in below if not name.startswith(".") and depth < MAX_DEPTH]
         if FILE in names:
-            skipped.append(Gap(directory_name, f"a run of homenode already ({FILE})"))
+            gaps.append(Gap(directory_name, f"a run of homenode already ({FILE})"))
             continue
-        seen += len(names)
-        if seen > MAX_FILES:
+        seen_count += len(names)
+        if seen_count > MAX_FILES:
             raise InputError(
                 f"{root}: expected at most {MAX_FILES} files, found more",
                 hint="name the directories of the results themselves",
             )
         texts, times = _read_texts(
-            [path / name for name in sorted(names)], skipped, directory_name, bytes_left
+            [path / name for name in sorted(names)], gaps, directory_name, bytes_left
         )
         bytes_left -= sum(map(len, texts.values()))
         if bytes_left < 0:
@@ -115,7 +115,7 @@ def find_directories(root: Path) -> SourceDirectories:
             )
         if texts:
             directories.append(_make_directory(root.resolve(), path.resolve(), texts, times))
-    return SourceDirectories(tuple(directories), tuple(skipped))
+    return SourceDirectories(tuple(directories), tuple(gaps))
 
 
 def _make_directory(
@@ -133,7 +133,7 @@ def _make_directory(
 
 
 def _read_texts(
-    paths: list[Path], skipped: list[Gap], directory: str, bytes_left: int
+    paths: list[Path], gaps: list[Gap], directory: str, bytes_left: int
 ) -> tuple[dict[str, str], dict[str, float]]:
     """Return the texts by name, and when each was written; it ends with the first that makes them
     more than bytes_left characters."""
@@ -147,16 +147,16 @@ def _read_texts(
             text = _decode(data)
             written_s = path.lstat().st_mtime
         except OSError as error:
-            skipped.append(Gap(f"{directory}/{path.name}", error.strerror or str(error)))
+            gaps.append(Gap(f"{directory}/{path.name}", error.strerror or str(error)))
             continue
         if "\0" in text:
             is_archive = data.startswith(_ARCHIVES)
             reason = "an archive: extract it, and name its directory" if is_archive else "binary"
-            skipped.append(Gap(f"{directory}/{path.name}", reason))
+            gaps.append(Gap(f"{directory}/{path.name}", reason))
             continue
         is_json = text.lstrip().startswith("{")
         if not is_json and max(map(len, text.split("\n"))) > MAX_LINE:
-            skipped.append(
+            gaps.append(
                 Gap(f"{directory}/{path.name}", f"a line of more than {MAX_LINE} characters")
             )
             continue
@@ -218,20 +218,18 @@ def load_sources(arguments: Sequence[str]) -> tuple[ArgumentRuns, ...]:
 def _load(argument: str) -> ArgumentRuns:
     path = Path(argument)
     if path.is_file() and path.name != FILE and not holds_run(path):
-        runs, omitted = import_all([path])
-        return ArgumentRuns(argument, _require_runs(argument, runs, omitted), tuple(omitted))
+        runs, gaps = import_all([path])
+        return ArgumentRuns(argument, _require_runs(argument, runs, gaps), tuple(gaps))
     loaded = load_runs(path)
-    runs, omitted = import_all(list(map(Path, loaded.foreign)))
-    omitted += [gap for gap in loaded.skipped if gap.subject not in loaded.foreign]
-    return ArgumentRuns(
-        argument, _require_runs(argument, (*loaded.runs, *runs), omitted), tuple(omitted)
-    )
+    runs, gaps = import_all(list(map(Path, loaded.foreign)))
+    gaps += [gap for gap in loaded.skipped if gap.subject not in loaded.foreign]
+    return ArgumentRuns(argument, _require_runs(argument, (*loaded.runs, *runs), gaps), tuple(gaps))
 
 
-def _require_runs(argument: str, runs: Sequence[Run], skipped: Sequence[Gap]) -> tuple[Run, ...]:
+def _require_runs(argument: str, runs: Sequence[Run], gaps: Sequence[Gap]) -> tuple[Run, ...]:
     if not runs:
         raise InputError(
-            f"{argument}: no run in it ({'; '.join(map(str, skipped[:5]))})",
+            f"{argument}: no run in it ({'; '.join(map(str, gaps[:5]))})",
             hint="homenode bench, or homenode import LOGS",
         )
     return tuple(runs)
@@ -245,24 +243,24 @@ def import_all(paths: Sequence[Path]) -> tuple[list[Run], list[Gap]]:
     all_imported = build_runs(sources.directories, ImportOptions())
     runs = [entry.run for entry in all_imported if entry.run.samples]
     read = {run.head.source for run in runs}
-    skipped = list(sources.skipped)
+    gaps = list(sources.skipped)
     is_named = any(path.is_file() for path in paths)
-    skipped += [
+    gaps += [
         _explain_unread(directory)
         for directory in sources.directories
         if directory.path not in read
         and (is_named or not all(name.endswith(_PAGES) for name in directory.texts))
     ]
     names = {entry.run.head.source: entry.gaps for entry in all_imported if entry.run.samples}
-    skipped += [
+    gaps += [
         Gap(f"{directory.path}/{gap.subject}", gap.reason)
         for directory in sources.directories
         for gap in names.get(directory.path, ())
         if gap.subject in directory.texts
     ]
     empty = [path for path in paths if not path.is_file() and not any(path.rglob("*"))]
-    skipped += [Gap(str(path), "not a run of homenode's: no file in it") for path in empty]
-    return runs, skipped
+    gaps += [Gap(str(path), "not a run of homenode's: no file in it") for path in empty]
+    return runs, gaps
 
 
 def _explain_unread(directory: SourceDirectory) -> Gap:

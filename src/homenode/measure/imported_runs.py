@@ -104,9 +104,9 @@ def build_runs(
     ]
     last = [draft.head.name for draft in drafts]
     layouts = _match_layouts(options.layouts, last)
-    ordered = _find_positions(options.order, last)
+    positions = _find_positions(options.order, last)
     return tuple(
-        _finish(draft, layouts.get(draft.head.name), ordered.get(draft.head.name), options)
+        _finish(draft, layouts.get(draft.head.name), positions.get(draft.head.name), options)
         for draft in drafts
     )
 
@@ -421,8 +421,8 @@ def _parse_fields(files: Mapping[str, str], name: str) -> dict[str, str]:
 
 
 def _list_processors(files: Mapping[str, str]) -> tuple[str, ...]:
-    named = _parse_fields(files, _LSCPU).get("Model name")
-    return () if named is None else (_name(" ".join(named.split())),)
+    model_name = _parse_fields(files, _LSCPU).get("Model name")
+    return () if model_name is None else (_name(" ".join(model_name.split())),)
 
 
 def _guest_conditions(files: Mapping[str, str]) -> Iterator[Condition]:

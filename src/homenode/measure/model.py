@@ -96,8 +96,8 @@ class BenchTest(Struct, frozen=True):
 
     def or_else(self, *others: "BenchTest") -> "BenchTest":
         """Return the test with alternatives, each named after it and its tool."""
-        named = (replace(test, id=f"{self.id} ({test.reads})") for test in others)
-        return replace(self, alternatives=tuple(named))
+        named_tests = (replace(test, id=f"{self.id} ({test.reads})") for test in others)
+        return replace(self, alternatives=tuple(named_tests))
 
     @property
     def attempts(self) -> "tuple[BenchTest, ...]":

@@ -81,10 +81,10 @@ def choose_cpus(options: BenchOptions) -> CpuSet | None:
     """Return the CPUs of a run: the requested ones, else, on a host, the plan's."""
     if options.pus is not None or options.vantage is Vantage.GUEST or options.plan is None:
         return options.pus
-    pinned = CpuSet.union(options.plan.vcpu_pins)
-    if not pinned:
+    pinned_cpus = CpuSet.union(options.plan.vcpu_pins)
+    if not pinned_cpus:
         raise UsageError(
             "--plan: this plan pins no vCPUs, so it names no CPUs to measure on",
             hint="--cpus LIST",
         )
-    return pinned
+    return pinned_cpus

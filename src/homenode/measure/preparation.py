@@ -58,13 +58,13 @@ class PreparedRun(Struct, frozen=True):
 def prepare_run(
     options: BenchOptions,
     host: Host,
-    installed: Collection[str],
+    programs: Collection[str],
     boot: str,
     memory_nodes: tuple[int, ...] | None = None,
-    shown: ShownGpus | None = None,
+    shown_gpus: ShownGpus | None = None,
     own_pus: CpuSet | None = None,
 ) -> PreparedRun:
-    """Return the run of these orders on a machine. installed: available programs. memory_nodes,
+    """Return the run of these orders on a machine. programs: available programs. memory_nodes,
     own_pus: allowed by cpuset and affinity; None = all. shown: GPUs that the driver shows.
 
     Raises UsageError for tests, CPUs or nodes that the machine does not have, InputError for a
@@ -85,7 +85,7 @@ def prepare_run(
     pus = choose_cpus(options)
     usable = confine(restrict_host(host, own_pus), pus, options.nodes)
     usable = _keep_allowed_memory(usable, options.nodes, memory_nodes)
-    suite = _build_suite(options, usable, installed, shown)
+    suite = _build_suite(options, usable, programs, shown_gpus)
     if options.vantage is Vantage.JOB and options.experiment is not None:
         # A study has one binding per run: other nodes are in other runs.
         tests = tuple(keep_binding(test) for test in suite.tests if test.node is None)
@@ -93,7 +93,7 @@ def prepare_run(
     if len(usable.nodes) < len(host.nodes):
         suite = _omit(suite, lambda test: not keeps_to_nodes(test), "a cpuset excludes nodes")
     if pus is not None or options.nodes is not None:
-        suite = _bind_suite(suite, usable, options.nodes, installed)
+        suite = _bind_suite(suite, usable, options.nodes, programs)
     bus_ids = _bus_ids(expected, host)
     record = RunRecord(
         head=replace(_build_head(options, host, usable, facts, bus_ids), boots=(boot,)),
@@ -121,13 +121,13 @@ def _read_facts(options: BenchOptions) -> Vm | None:
 
 
 def _build_suite(
-    orders: BenchOptions, host: Host, installed: Collection[str], shown: ShownGpus | None
+    orders: BenchOptions, host: Host, programs: Collection[str], shown_gpus: ShownGpus | None
 ) -> Suite:
     options = orders.suite
     if orders.app is not None and not options.groups:
         options = replace(options, groups=(*sorted(CONTROLS), SuiteGroup.APP))
     try:
-        suite = build_suite(host, installed, options, shown)
+        suite = build_suite(host, programs, options, shown_gpus)
     except UsageError as error:
         if orders.app is None:
             raise
@@ -158,15 +158,15 @@ def _keep_allowed_memory(
 
 
 def _bind_suite(
-    suite: Suite, host: Host, nodes: tuple[int, ...] | None, installed: Collection[str]
+    suite: Suite, host: Host, nodes: tuple[int, ...] | None, programs: Collection[str]
 ) -> Suite:
     """Return the suite on some CPUs: GPU tools and the user's program are kept to them by taskset,
     and their memory to the nodes by numactl."""
-    needed = {"taskset": "to keep it on its CPUs"}
+    needed_programs = {"taskset": "to keep it on its CPUs"}
     if nodes is not None:
-        needed["numactl"] = "to keep its memory on these nodes"
-    for program, purpose in needed.items():
-        if program not in installed:
+        needed_programs["numactl"] = "to keep its memory on these nodes"
+    for program, purpose in needed_programs.items():
+        if program not in programs:
             reason = f"{program}: command not found; {install_hint(program)} {purpose}"
             suite = _omit(suite, lambda test: test.reads is not Reader.PROBE, reason)
     pus, of_node = host.usable_pus, {int(node.index): node.pus for node in host.nodes}
@@ -174,9 +174,9 @@ def _bind_suite(
     return Suite(tests, suite.omitted)
 
 
-def _omit(suite: Suite, unwanted: Callable[[BenchTest], bool], reason: str) -> Suite:
-    unwanted_tests = [Gap(test.id, reason) for test in suite.tests if unwanted(test)]
-    tests = tuple(test for test in suite.tests if not unwanted(test))
+def _omit(suite: Suite, is_unwanted: Callable[[BenchTest], bool], reason: str) -> Suite:
+    unwanted_tests = [Gap(test.id, reason) for test in suite.tests if is_unwanted(test)]
+    tests = tuple(test for test in suite.tests if not is_unwanted(test))
     return Suite(tests, (*suite.omitted, *unwanted_tests))
 
 
@@ -193,7 +193,7 @@ def _build_head(
         switches = Switches.from_layout(plan.layout)
     gpus = host.devices_of_kind(DeviceKind.GPU)
     on_host = dict(bus_ids)
-    pinned = None if plan is None or not plan.vcpu_pins else CpuSet.union(plan.vcpu_pins)
+    pinned_cpus = None if plan is None or not plan.vcpu_pins else CpuSet.union(plan.vcpu_pins)
     nodes = [node.index for node in usable.nodes]
     plan_host = None
     if in_guest and plan is not None:
@@ -212,7 +212,7 @@ def _build_head(
         memory_mode=None if plan is None or plan.memory_mode is None else str(plan.memory_mode),
         page_bytes=None if plan is None else plan.vm.page_bytes,
         vcpus=len(host.online_pus) if in_guest else None,
-        pus=pinned if in_guest else usable.usable_pus,
+        pus=pinned_cpus if in_guest else usable.usable_pus,
         nodes=None if in_guest and plan is None else tuple(map(int, nodes)),
         plan_fingerprint=None if plan is None else plan_fingerprint(plan),
         gpus=tuple(GpuPlace(on_host.get(gpu.bdf, gpu.bdf), gpu.node) for gpu in gpus),
@@ -259,14 +259,14 @@ def list_host_versions(host: Host) -> Iterator[Condition]:
             yield Condition(name, ".".join(map(str, version)))
 
 
-def _bus_ids(expected: Expectation | None, guest: Host) -> tuple[tuple[Bdf, Bdf], ...]:
+def _bus_ids(expectation: Expectation | None, guest: Host) -> tuple[tuple[Bdf, Bdf], ...]:
     """Return (guest address, host address) of each passed-through function that is found."""
-    if expected is None:
+    if expectation is None:
         return ()
     address_of = paths_of_guest(guest)
     return tuple(
         (address_of[device.path], device.bdf)
-        for device in expected.devices
+        for device in expectation.devices
         if device.path is not None and device.path in address_of
     )
 
@@ -276,8 +276,8 @@ _STATUS = "/proc/self/status"
 
 def read_allowed_nodes(snapshot: Snapshot) -> tuple[int, ...] | None:
     """Return the nodes that the cpuset allows for memory; None = unknown."""
-    listed = _read_list(snapshot, "Mems_allowed_list")
-    return None if listed is None else tuple(listed)
+    node_list = _read_list(snapshot, "Mems_allowed_list")
+    return None if node_list is None else tuple(node_list)
 
 
 def read_affinity(snapshot: Snapshot) -> CpuSet | None:

@@ -122,28 +122,28 @@ def redact_output(text: str) -> str:
     return msgspec.json.encode(fields).decode()
 
 
-def find_differences(stored: RunRecord, now: RunRecord) -> tuple[str, ...]:
+def find_differences(stored_record: RunRecord, now: RunRecord) -> tuple[str, ...]:
     """Why a run cannot be continued with other orders or on another machine; () if it can."""
     pairs: Iterable[tuple[str, Any, Any]] = (
-        ("machine", stored.machine[:12], now.machine[:12]),
-        ("boot", stored.boot, now.boot),
-        ("seed", stored.seed, now.seed),
-        ("rounds", stored.repeats, now.repeats),
-        ("tests", _test_ids(stored.tests), _test_ids(now.tests)),
-        ("program", stored.app, now.app),
-        ("CPUs", str(stored.head.pus), str(now.head.pus)),
-        ("nodes", stored.head.nodes, now.head.nodes),
-        ("plan", stored.head.plan_fingerprint, now.head.plan_fingerprint),
-        ("layout", stored.head.switches.name, now.head.switches.name),
-        ("vantage", stored.head.vantage, now.head.vantage),
-        ("arrangement", stored.head.arrangement, now.head.arrangement),
-        ("host", stored.head.host, now.head.host),
-        ("kind of host", stored.head.host_kind, now.head.host_kind),
-        ("guest's devices", _format_pairs(stored.bus_ids), _format_pairs(now.bus_ids)),
-        ("guest", _guest_state(stored.marks), _guest_state(now.marks)),
+        ("machine", stored_record.machine[:12], now.machine[:12]),
+        ("boot", stored_record.boot, now.boot),
+        ("seed", stored_record.seed, now.seed),
+        ("rounds", stored_record.repeats, now.repeats),
+        ("tests", _test_ids(stored_record.tests), _test_ids(now.tests)),
+        ("program", stored_record.app, now.app),
+        ("CPUs", str(stored_record.head.pus), str(now.head.pus)),
+        ("nodes", stored_record.head.nodes, now.head.nodes),
+        ("plan", stored_record.head.plan_fingerprint, now.head.plan_fingerprint),
+        ("layout", stored_record.head.switches.name, now.head.switches.name),
+        ("vantage", stored_record.head.vantage, now.head.vantage),
+        ("arrangement", stored_record.head.arrangement, now.head.arrangement),
+        ("host", stored_record.head.host, now.head.host),
+        ("kind of host", stored_record.head.host_kind, now.head.host_kind),
+        ("guest's devices", _format_pairs(stored_record.bus_ids), _format_pairs(now.bus_ids)),
+        ("guest", _guest_state(stored_record.marks), _guest_state(now.marks)),
     )
     changes = [f"{name} {was} before, {is_now} now" for name, was, is_now in pairs if was != is_now]
-    if not changes and stored.tests != now.tests:
+    if not changes and stored_record.tests != now.tests:
         changes.append(
             "tests with other commands: --quick or --full, another affinity, or a tool that "
             "was installed or removed"

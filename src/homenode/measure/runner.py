@@ -130,15 +130,15 @@ def inspect(machine: Machine, options: BenchOptions) -> tuple[PreparedRun, Snaps
     host = discover(snapshot, read_running_domain)
     boot = options.boot or boot_identity(machine)
     gpus = bool(host.devices_of_kind(DeviceKind.GPU))
-    installed = find_installed_programs(machine, options.suite, gpus=gpus)
-    shown = find_shown_gpus(machine, options.suite, host, installed)
+    programs = find_installed_programs(machine, options.suite, gpus=gpus)
+    shown_gpus = find_shown_gpus(machine, options.suite, host, programs)
     ready = prepare_run(
         options=options,
         host=host,
-        installed=installed,
+        programs=programs,
         boot=boot,
         memory_nodes=read_allowed_nodes(snapshot),
-        shown=shown,
+        shown_gpus=shown_gpus,
         own_pus=read_affinity(snapshot),
     )
     return ready, snapshot
@@ -146,18 +146,18 @@ def inspect(machine: Machine, options: BenchOptions) -> tuple[PreparedRun, Snaps
 
 def _make_record(directory: RunDirectory, now: RunRecord) -> RunRecord:
     """Return the existing record of the run, or store this record."""
-    stored = directory.order()
-    if stored is None:
+    stored_record = directory.order()
+    if stored_record is None:
         directory.begin_with(now)
         return now
-    differing = find_differences(stored, now)
+    differing = find_differences(stored_record, now)
     if differing:
         raise UsageError(
             f"--resume: expected the machine and the orders that {directory.path} was begun with, "
             f"found {'; '.join(differing)}",
             hint="use the same orders; after a reboot, start a new run under another name",
         )
-    return stored
+    return stored_record
 
 
 def _keep_context(
@@ -185,8 +185,8 @@ class _Session:
         self._host = host
         self._tests = {test.id: test for test in record.tests}
         self._schedule = schedule_of(record)
-        done = {(step.round, step.test) for step, _ in directory.read_steps()}
-        self._left = {str(task.number): task for task in list_remaining(self._schedule, done)}
+        done_steps = {(step.round, step.test) for step, _ in directory.read_steps()}
+        self._left = {str(task.number): task for task in list_remaining(self._schedule, done_steps)}
         self._pace = Pace({test.id: test.seconds for test in record.tests})
         self._readings: dict[int, StepReading] = {}
 
@@ -249,7 +249,7 @@ class _Session:
         messages: list[str] = []
         record = None
         for attempt in self._tests[task.variant].attempts:
-            with self._sample_power(attempt) as drawn:
+            with self._sample_power(attempt) as power_samples:
                 record, output = self._run_test(task, attempt)
             if record.result is StepStatus.DONE:
                 break
@@ -261,7 +261,7 @@ class _Session:
             messages=tuple(messages),
             seconds=in_use,
             started_s=started_s,
-            power=tuple(drawn),
+            power=tuple(power_samples),
         )
         return record, output
 

@@ -82,12 +82,12 @@ def _read_nvbandwidth(test: BenchTest, text: str, host: Host) -> MeasuredSamples
 
 def _copying_thread(text: str, host: Host) -> Iterator[Condition]:
     """Yield the nodes on which the tool's threads ran for a tenth of their time or more."""
-    watched = _WATCHED.search(text)
-    if watched is None:
+    match = _WATCHED.search(text)
+    if match is None:
         return
     node_of_pu = {int(pu.index): pu.node for pu in host.pus}
     looks: dict[int, int] = {}
-    for pu, count in (map(int, word.split(":")) for word in watched[1].split()):
+    for pu, count in (map(int, word.split(":")) for word in match[1].split()):
         node = node_of_pu.get(pu)
         if node is not None:
             looks[node] = looks.get(node, 0) + count
@@ -188,8 +188,8 @@ def read_step(test: BenchTest, output: str, host: Host) -> StepReading:
         )
         return replace(reading, placed=placed)
     results = read_step_results(test, output, host)
-    replayed = REPLAYED_LINE.search(output)
-    conditions = (Condition(REPLAYED, replayed[1].strip()),) if replayed else ()
+    match = REPLAYED_LINE.search(output)
+    conditions = (Condition(REPLAYED, match[1].strip()),) if match else ()
     return StepReading(
         tuple(BracketedSample(sample) for sample in results.samples),
         (*results.conditions, *conditions),
@@ -201,19 +201,19 @@ def read_step(test: BenchTest, output: str, host: Host) -> StepReading:
 def read_app(order: AppCommand, result: float) -> StepReading:
     """Read the user's own result: a rate in its own units, or a time in seconds."""
     if order.lower_is_better:
-        placed = sample(f"app-time:{order.name}", "ns", result * 1e9)
+        app_sample = sample(f"app-time:{order.name}", "ns", result * 1e9)
     else:
-        placed = sample(f"app-rate:{order.name}", "units_per_s", result)
+        app_sample = sample(f"app-rate:{order.name}", "units_per_s", result)
     tool = Condition("tool app", " ".join(order.argv))
-    return StepReading((BracketedSample(placed),), (tool,))
+    return StepReading((BracketedSample(app_sample),), (tool,))
 
 
 def mark_disturbed(reading: StepReading) -> StepReading:
     return replace(
         reading,
         placed=tuple(
-            replace(placed, sample=replace(placed.sample, disturbed=True))
-            for placed in reading.placed
+            replace(placed_sample, sample=replace(placed_sample.sample, disturbed=True))
+            for placed_sample in reading.placed
         ),
     )
 

@@ -71,24 +71,24 @@ def parse_shown(text: str) -> ShownGpus | None:
 
 
 def select_shown_gpus(
-    gpus: tuple[PciDevice, ...], shown: ShownGpus, omitted: list[Gap]
+    gpus: tuple[PciDevice, ...], shown: ShownGpus, omissions: list[Gap]
 ) -> tuple[PciDevice, ...]:
-    """Return the shown GPUs in the driver's order; the others go to omitted. If no address of the
+    """Return the shown GPUs in the driver's order; the others go to omissions. If no address of the
     driver matches, return all GPUs."""
     by_address = {gpu.bdf: gpu for gpu in gpus}
     visible = tuple(by_address[address] for address in shown.addresses if address in by_address)
     if shown.addresses and not visible:
         reason = f"the driver shows {shown.addresses[0]}, which this machine does not have"
-        omitted.append(Gap(SuiteGroup.GPU_BANDWIDTH, reason))
+        omissions.append(Gap(SuiteGroup.GPU_BANDWIDTH, reason))
         return gpus
     hidden = [gpu for gpu in gpus if gpu not in visible]
     if not visible:
         reason = f"the driver shows no GPU to this process: {shown.reason or 'none is visible'}"
-        omitted += [Gap(group, reason) for group in _GROUPS]
+        omissions += [Gap(group, reason) for group in _GROUPS]
     elif hidden:
         more_gpus = f" and {len(hidden) - 1} more" if len(hidden) > 1 else ""
         reason = "not shown to this process (a job's or a container's devices, *_VISIBLE_DEVICES)"
-        omitted.append(Gap(SuiteGroup.GPU_BANDWIDTH, f"{hidden[0].bdf}{more_gpus}: {reason}"))
+        omissions.append(Gap(SuiteGroup.GPU_BANDWIDTH, f"{hidden[0].bdf}{more_gpus}: {reason}"))
     return visible
 
 
@@ -119,40 +119,40 @@ _SAMPLES = {SuiteDepth.QUICK: 1, SuiteDepth.NORMAL: 3, SuiteDepth.FULL: 9}
 
 def gpu_tests(
     host: Host,
-    installed: Collection[str],
+    programs: Collection[str],
     options: SuiteOptions,
-    omitted: list[Gap],
+    omissions: list[Gap],
     shown: ShownGpus | None = None,
 ) -> Iterator[BenchTest]:
-    """Yield the tests of a machine's GPUs; impossible tests go to omitted. shown: GPUs that the
+    """Yield the tests of a machine's GPUs; impossible tests go to omissions. shown: GPUs that the
     driver shows; None if it could not be queried: then all."""
-    gpus = select_gpus(host, omitted)
+    gpus = select_gpus(host, omissions)
     if not gpus:
-        omitted += [Gap(group, "no GPU") for group in _GROUPS]
+        omissions += [Gap(group, "no GPU") for group in _GROUPS]
         return
     present = len(gpus)
     if shown is not None:
-        gpus = select_shown_gpus(gpus, shown, omitted)
+        gpus = select_shown_gpus(gpus, shown, omissions)
         if not gpus:
             return
     nodes = _find_bindable_nodes(host)
-    machine = GpuMachine(gpus, nodes, frozenset(installed), options, present - len(gpus))
-    for test in _list_tests(machine, omitted):
+    machine = GpuMachine(gpus, nodes, frozenset(programs), options, present - len(gpus))
+    for test in _list_tests(machine, omissions):
         numbered = _number_by_bus(test) if machine.is_nvidia else test
         yield numbered if shown is None else _set_gpus(numbered, tuple(gpu.bdf for gpu in gpus))
 
 
-def _list_tests(machine: GpuMachine, omitted: list[Gap]) -> Iterator[BenchTest]:
+def _list_tests(machine: GpuMachine, omissions: list[Gap]) -> Iterator[BenchTest]:
     copies = _nvidia_copies if machine.is_nvidia else _amd_copies
-    yield from copies(machine, omitted)
-    yield from _torch_only_tests(machine, omitted)
+    yield from copies(machine, omissions)
+    yield from _torch_only_tests(machine, omissions)
     if len(machine.gpus) < 2:
         reason = "one GPU alone"
         if machine.hidden:
             reason += f"; {machine.hidden} more of this machine's are not shown to this process"
-        omitted += [Gap(group, reason) for group in (SuiteGroup.GPU_PEER, SuiteGroup.NCCL)]
+        omissions += [Gap(group, reason) for group in (SuiteGroup.GPU_PEER, SuiteGroup.NCCL)]
         return
-    yield from collective_tests(machine, omitted)
+    yield from collective_tests(machine, omissions)
 
 
 def _number_by_bus(test: BenchTest) -> BenchTest:
@@ -167,40 +167,40 @@ def _set_gpus(test: BenchTest, gpus: tuple[Bdf, ...]) -> BenchTest:
     return replace(test, gpus=gpus, alternatives=alternatives)
 
 
-def select_gpus(host: Host, omitted: list[Gap]) -> tuple[PciDevice, ...]:
+def select_gpus(host: Host, omissions: list[Gap]) -> tuple[PciDevice, ...]:
     """Return NVIDIA's GPUs, else AMD's, without passed-through ones: no tool measures both."""
     free: list[PciDevice] = []
-    owned: list[PciDevice] = []
+    owned_gpus: list[PciDevice] = []
     for gpu in host.devices_of_kind(DeviceKind.GPU):
-        (owned if gpu.driver == "vfio-pci" else free).append(gpu)
-    if owned:
-        more_gpus = f" and {len(owned) - 1} more" if len(owned) > 1 else ""
-        reason = f"{owned[0].bdf}{more_gpus}: passed through (vfio-pci)"
-        omitted.append(Gap(SuiteGroup.GPU_BANDWIDTH, reason))
+        (owned_gpus if gpu.driver == "vfio-pci" else free).append(gpu)
+    if owned_gpus:
+        more_gpus = f" and {len(owned_gpus) - 1} more" if len(owned_gpus) > 1 else ""
+        reason = f"{owned_gpus[0].bdf}{more_gpus}: passed through (vfio-pci)"
+        omissions.append(Gap(SuiteGroup.GPU_BANDWIDTH, reason))
     for vendor in (NVIDIA, AMD):
-        chosen = tuple(gpu for gpu in free if gpu.vendor_id == vendor)
-        if chosen:
+        chosen_gpus = tuple(gpu for gpu in free if gpu.vendor_id == vendor)
+        if chosen_gpus:
             reason = "is of another vendor than the others: not measured"
-            omitted += [
+            omissions += [
                 Gap(SuiteGroup.GPU_BANDWIDTH, f"{gpu.bdf} {reason}")
                 for gpu in free
-                if gpu not in chosen
+                if gpu not in chosen_gpus
             ]
-            return chosen
+            return chosen_gpus
     reason = "is neither NVIDIA's nor AMD's: homenode has no tool that measures it"
-    omitted += [Gap(SuiteGroup.GPU_BANDWIDTH, f"{gpu.bdf} {reason}") for gpu in free]
+    omissions += [Gap(SuiteGroup.GPU_BANDWIDTH, f"{gpu.bdf} {reason}") for gpu in free]
     return ()
 
 
-def _nvidia_copies(machine: GpuMachine, omitted: list[Gap]) -> Iterator[BenchTest]:
+def _nvidia_copies(machine: GpuMachine, omissions: list[Gap]) -> Iterator[BenchTest]:
     count = len(machine.gpus)
     has_tool, has_torch = "nvbandwidth" in machine.installed, machine.has_torch
     if not has_tool and not has_torch:
         reason = f"neither nvbandwidth nor PyTorch: {machine.missing_torch_reason()}"
-        missed = [SuiteGroup.GPU_COPY, SuiteGroup.GPU_BANDWIDTH] + [SuiteGroup.GPU_PEER] * (
+        missed_groups = [SuiteGroup.GPU_COPY, SuiteGroup.GPU_BANDWIDTH] + [SuiteGroup.GPU_PEER] * (
             count > 1
         )
-        omitted += [Gap(group, reason) for group in missed]
+        omissions += [Gap(group, reason) for group in missed_groups]
         return
     yield _pick(
         _build_nvbandwidth_test(machine, "gpu-copy", SuiteGroup.GPU_COPY, LOCAL_COPY)
@@ -218,7 +218,7 @@ def _nvidia_copies(machine: GpuMachine, omitted: list[Gap]) -> Iterator[BenchTes
         tool = _set_device(copy_test, node) if has_tool and "numactl" in machine.installed else None
         if tool is None and not has_torch:
             reason = f"from node {node.index}: numactl: command not found"
-            omitted.append(Gap(SuiteGroup.GPU_BANDWIDTH, reason))
+            omissions.append(Gap(SuiteGroup.GPU_BANDWIDTH, reason))
             continue
         yield _pick(tool, machine.build_copy_test(*host_copies, node))
     if count > 1:
@@ -255,8 +255,8 @@ def _amd_copies(machine: GpuMachine, omitted: list[Gap]) -> Iterator[BenchTest]:
             yield _pick(replace(both, reads=Reader.ROCM), *by_node[1:])
     else:
         reason = "neither rocm-bandwidth-test nor PyTorch is installed"
-        missed = [SuiteGroup.GPU_BANDWIDTH] + [SuiteGroup.GPU_PEER] * (count > 1)
-        omitted += [Gap(group, reason) for group in missed]
+        missed_groups = [SuiteGroup.GPU_BANDWIDTH] + [SuiteGroup.GPU_PEER] * (count > 1)
+        omitted += [Gap(group, reason) for group in missed_groups]
         return
     if count > 1:
         peers = [
@@ -273,11 +273,11 @@ def _amd_tools(machine: GpuMachine, id: str, group: SuiteGroup) -> Iterator[Benc
         yield replace(_gpu_test(id, group, argv, seconds), reads=Reader.ROCM)
 
 
-def _torch_only_tests(machine: GpuMachine, omitted: list[Gap]) -> Iterator[BenchTest]:
+def _torch_only_tests(machine: GpuMachine, omissions: list[Gap]) -> Iterator[BenchTest]:
     """Yield tests that no installed tool has: matrix products and small copies."""
     if not machine.has_torch:
         reason = machine.missing_torch_reason()
-        omitted += [Gap(group, reason) for group in (SuiteGroup.MATMUL, SuiteGroup.GPU_SMALL)]
+        omissions += [Gap(group, reason) for group in (SuiteGroup.MATMUL, SuiteGroup.GPU_SMALL)]
         return
     yield _pick(machine.build_copy_test("gpu-compute", SuiteGroup.MATMUL, "matmul"))
     for node in (None, *machine.nodes):
@@ -327,22 +327,22 @@ def _gpu_test(id: str, group: SuiteGroup, argv: tuple[str, ...], seconds: float)
 
 
 def build_suite(
-    host: Host, installed: Collection[str], options: SuiteOptions, shown: ShownGpus | None = None
+    host: Host, programs: Collection[str], options: SuiteOptions, gpus: ShownGpus | None = None
 ) -> Suite:
-    """Return the tests of a machine. installed: names of programs that can be run.
+    """Return the tests of a machine. programs: names of programs that can be run.
 
-    host: the machine that runs them, a guest for one. shown: GPUs that the driver exposes to this
+    host: the machine that runs them, a guest for one. gpus: GPUs that the driver exposes to this
     process; None if the driver cannot be queried. Raises UsageError if no requested test is
     possible.
     """
-    omitted: list[Gap] = []
+    omissions: list[Gap] = []
     all_tests = [
-        *_probe_tests(host, installed, options, omitted),
-        *gpu_tests(host, installed, options, omitted, shown),
+        *_probe_tests(host, programs, options, omissions),
+        *gpu_tests(host, programs, options, omissions, gpus),
     ]
     groups = set(options.groups) or set(SuiteGroup)
     tests = tuple(test for test in all_tests if test.group in groups)
-    gaps = tuple(gap for gap in omitted if gap.subject in groups)
+    gaps = tuple(gap for gap in omissions if gap.subject in groups)
     if not any(not test.is_control for test in tests) and not (tests and options.groups):
         raise UsageError(
             f"--tests: this machine can run no test of {', '.join(sorted(groups))}",
@@ -352,7 +352,7 @@ def build_suite(
 
 
 def _probe_tests(
-    host: Host, installed: Collection[str], options: SuiteOptions, omitted: list[Gap]
+    host: Host, programs: Collection[str], options: SuiteOptions, omissions: list[Gap]
 ) -> Iterator[BenchTest]:
     pus = host.usable_pus
     groups = [
@@ -362,9 +362,9 @@ def _probe_tests(
         SuiteGroup.MEMORY_LATENCY,
     ]
     groups += [SuiteGroup.CORE_TO_CORE, SuiteGroup.SMT, SuiteGroup.PLACEMENT]
-    if PROBE not in installed or not pus:
+    if PROBE not in programs or not pus:
         reason = f"{PROBE}: command not found" if pus else "no CPU may be used"
-        omitted += [Gap(group, reason) for group in groups]
+        omissions += [Gap(group, reason) for group in groups]
         return
     first = str(pus.first())
     seconds = SECONDS[options.depth]
@@ -374,8 +374,8 @@ def _probe_tests(
         yield _probe(SuiteGroup.CPU_ALL, "throughput", seconds, "--pus", str(pus))
         alone = _probe(SuiteGroup.MEMORY_BANDWIDTH, "bandwidth", seconds, "--pus", first)
         yield replace(alone, id="stream one thread", variant="one thread")
-        loaded = _probe(SuiteGroup.MEMORY_LATENCY, "loaded-latency", seconds, "--pus", str(pus))
-        yield replace(loaded, id="loaded latency")
+        test = _probe(SuiteGroup.MEMORY_LATENCY, "loaded-latency", seconds, "--pus", str(pus))
+        yield replace(test, id="loaded latency")
     quick = ("--quick",) if options.depth is SuiteDepth.QUICK else ()
     yield _probe(SuiteGroup.MEMORY_LATENCY, "latency", 4 * seconds, "--pus", first, *quick)
     node_count = len(_find_bindable_nodes(host))
@@ -397,11 +397,11 @@ def _probe_tests(
         yield _probe(SuiteGroup.PLACEMENT, "placement", seconds, "--pus", str(pus))
     else:
         several = (SuiteGroup.CPU_ALL, SuiteGroup.CORE_TO_CORE, SuiteGroup.PLACEMENT)
-        omitted += [Gap(group, "one CPU alone") for group in several]
+        omissions += [Gap(group, "one CPU alone") for group in several]
     if any(len(core.pus & pus) > 1 for core in host.cores):
         yield _probe(SuiteGroup.SMT, "smt", seconds, "--pus", str(pus))
     else:
-        omitted.append(Gap(SuiteGroup.SMT, "no core shows siblings"))
+        omissions.append(Gap(SuiteGroup.SMT, "no core shows siblings"))
 
 
 def _probe(group: SuiteGroup, command: str, seconds: float, *options: str) -> BenchTest:

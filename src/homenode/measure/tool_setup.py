@@ -85,14 +85,14 @@ _FETCH_S, _BUILD_S, _SHORT_S = 1800.0, 3600.0, 60.0
 def setup_plan(
     vendor: Vendor,
     architectures: tuple[str, ...],
-    installed: Collection[str],
+    programs: Collection[str],
     prefix: str,
     sources: tuple[ToolSource, ...] = SOURCES,
     cuda_home: str | None = None,
 ) -> SetupPlan:
     """Return the plan for a machine. architectures: of its GPUs ("90"; "gfx942").
 
-    installed: programs of NEEDED, and tools, that can be run on the machine. cuda_home:
+    programs: programs of NEEDED, and tools, that can be run on the machine. cuda_home:
     where nvcc's CUDA lies; None = /usr/local/cuda, the default of makefiles. Raises
     UsageError for a prefix that is not an absolute path of plain characters.
     """
@@ -103,14 +103,14 @@ def setup_plan(
     if cuda_home is not None and not is_plain(cuda_home):
         cuda_home = None
     mine = [source for source in sources if source.vendor is vendor]
-    present = tuple(source.program for source in mine if source.program in installed)
+    present = tuple(source.program for source in mine if source.program in programs)
     lacks: list[str] = []
     steps: list[SetupStep] = []
     installs: list[str] = []
     for source in mine:
         if source.program in present:
             continue
-        missing = [need for need in source.needs if need not in installed]
+        missing = [need for need in source.needs if need not in programs]
         if missing:
             lacks.append(f"{source.name}: needs {', '.join(missing)} (packages: {source.packages})")
             continue
@@ -314,12 +314,12 @@ class InstallStep:
         assert self._machine is not None, "there is one to build on"
         self._notify(step)
         environment = _set_here(_OF_THE_NETWORK if step.fetches else _OF_MODULES)
-        ended = self._machine.run(step.argv, step.timeout_s, step.input, environment=environment)
-        failure = ended.failure()
+        result = self._machine.run(step.argv, step.timeout_s, step.input, environment=environment)
+        failure = result.failure()
         if failure is not None:
             with contextlib.suppress(HostError):  # an unwritable prefix is already in `failure`
                 note(entry)
-            text = (ended.stderr.strip() or ended.stdout.strip())[-_MAX_MESSAGE:]
+            text = (result.stderr.strip() or result.stdout.strip())[-_MAX_MESSAGE:]
             raise ToolError(
                 f"{step.tool}: {failure}{_format_full_hint(self._prefix)}", hint=text or None
             )
@@ -366,16 +366,16 @@ def take_back(prefix: Path) -> tuple[str, ...]:
                     f"{path}: expected it as homenode built it, found another file",
                     hint="remove it manually if it may go",
                 )
-        removed = [entry.subject for entry in journal.undo(lambda entry: step)]
+        removed_paths = [entry.subject for entry in journal.undo(lambda entry: step)]
         try:
             if sources.is_dir():
                 remove_tree(sources)
-                removed.append(str(sources))
+                removed_paths.append(str(sources))
             for part in (prefix / DIRECTORY).glob("*.part"):
                 remove_file(part)
         except OSError as error:
             raise of_os(error, str(sources), "the directory") from None
-        return tuple(removed)
+        return tuple(removed_paths)
 
 
 def list_installed(journal: Journal) -> tuple[ChangeEntry, ...]:

@@ -33,13 +33,13 @@ PROGRAMS = (PROBE, *"numactl taskset nvbandwidth all_reduce_perf rocm-bandwidth-
 def boot_identity(machine: Machine) -> str:
     """Return an identity of this boot that reveals nothing else of the machine. Raises ToolError if
     it is not available."""
-    ended = machine.run(["cat", _BOOT_ID], _ASK_S)
-    if ended.failure() is not None or not ended.stdout.strip():
+    result = machine.run(["cat", _BOOT_ID], _ASK_S)
+    if result.failure() is not None or not result.stdout.strip():
         raise ToolError(
             f"{machine.name}: cannot read the boot's identity from {_BOOT_ID}",
             hint="--boot ID names this boot",
         )
-    return hashlib.sha256(ended.stdout.strip().encode()).hexdigest()[:16]
+    return hashlib.sha256(result.stdout.strip().encode()).hexdigest()[:16]
 
 
 def pu_times(machine: Machine) -> tuple[PuTimes, ...]:
@@ -62,29 +62,29 @@ def find_installed_programs(
     if not gpus:
         return programs
     try:
-        ended = ask_for_torch(machine, options.python, _ASK_S)
+        result = ask_for_torch(machine, options.python, _ASK_S)
     except (ToolMissingError, ToolTimeoutError):
         return programs
-    if ended.returncode != 0:
+    if result.returncode != 0:
         return programs
-    return programs | ({PYTHON, TORCH} if ended.stdout.strip() == "True" else {PYTHON})
+    return programs | ({PYTHON, TORCH} if result.stdout.strip() == "True" else {PYTHON})
 
 
 def find_shown_gpus(
-    machine: Machine, options: SuiteOptions, host: Host, installed: Collection[str]
+    machine: Machine, options: SuiteOptions, host: Host, programs: Collection[str]
 ) -> ShownGpus | None:
     """Return the GPUs that the machine's driver exposes; None if the driver cannot be queried.
     Raises ToolError if the machine cannot be reached."""
     gpus = select_gpus(host, [])
     # On this machine homenode's interpreter runs it: a node's python3 may be absent, or too old.
     python = sys.executable if isinstance(machine, LocalMachine) else options.python
-    if not gpus or (python == options.python and PYTHON not in installed):
+    if not gpus or (python == options.python and PYTHON not in programs):
         return None
     driver = "cuda" if is_nvidia(gpus) else "hip"
     try:
         argv = (python, "-", driver)
-        ended = run_program(machine, argv, _ASK_S, "gpus_shown", dict([BY_BUS]))
-        return parse_shown(ended.stdout)
+        result = run_program(machine, argv, _ASK_S, "gpus_shown", dict([BY_BUS]))
+        return parse_shown(result.stdout)
     except (ParseError, ToolMissingError, ToolTimeoutError):
         return None
 

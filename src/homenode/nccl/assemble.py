@@ -74,14 +74,14 @@ def _check_partitions(
 ) -> Iterator[Finding]:
     if is_partition(board, (modules[bdf] for bdf in bdfs)):
         return
-    allowed = partitions_of_size(board, len(bdfs), modules)
-    shown = "; ".join(_bdf_list(partition) for partition in allowed[:_MAX_SHOWN])
+    allowed_partitions = partitions_of_size(board, len(bdfs), modules)
+    shown_text = "; ".join(_bdf_list(partition) for partition in allowed_partitions[:_MAX_SHOWN])
     module_list = ",".join(str(modules[bdf]) for bdf in bdfs)
     yield finding(
         "nccl-no-partition",
         _bdf_list(bdfs),
         expected=f"a set of {plural(len(bdfs), 'GPU')} that is a partition of {board}"
-        + (f": {shown}" if shown else ", which has none of that size"),
+        + (f": {shown_text}" if shown_text else ", which has none of that size"),
         observed=f"modules {module_list}, which are not a partition",
         source=source,
     )
@@ -333,16 +333,16 @@ class _Tree(Struct, kw_only=True):
         switch_id: str | None,
     ) -> tuple[NcclPci, ...]:
         """Group devices below a further common switch; otherwise keep host order."""
-        done: set[Bdf] = set()
+        done_bdfs: set[Bdf] = set()
         functions: list[NcclPci] = []
         for switches, device in paths:
             if len(switches) == depth:
                 functions.append(self._build_device(node, device, switch_id))
                 continue
             switch = switches[depth]
-            if switch.bdf in done:
+            if switch.bdf in done_bdfs:
                 continue
-            done.add(switch.bdf)
+            done_bdfs.add(switch.bdf)
             self.switches += 1
             bus_id = f"ffff:ff:{self.switches & 0xFF:02x}.0"
             inside = [p for p in paths if len(p[0]) > depth and p[0][depth].bdf == switch.bdf]
@@ -383,9 +383,9 @@ class _Tree(Struct, kw_only=True):
             for child in children
             if child.gt_per_s is not None and child.width is not None
         ]
-        assumed = max(links, key=lambda link: link[0] * link[1], default=(16.0, 16))
-        self.findings.append(report_unknown_switch_link(switch, *assumed))
-        return assumed
+        assumed_link = max(links, key=lambda link: link[0] * link[1], default=(16.0, 16))
+        self.findings.append(report_unknown_switch_link(switch, *assumed_link))
+        return assumed_link
 
 
 def _find_switches(host: Host, device: PciDevice) -> tuple[PciDevice, ...]:

@@ -74,8 +74,8 @@ def check_topology(
         read = read_topology(data, source)
     except ParseError as error:
         subject = source if error.line is None else f"line {error.line}"
-        found = "none" if error.found is None else repr(error.found)
-        unreadable = finding("nccl-unreadable", subject, error.expected, found, source)
+        found_text = "none" if error.found is None else repr(error.found)
+        unreadable = finding("nccl-unreadable", subject, error.expected, found_text, source)
         return (unreadable,)
     findings = add_source([*_check_whole(read, flavour), *_check_elements(read, flavour)], source)
     return sort_findings(findings)
@@ -92,13 +92,13 @@ def _check_whole(read: ParsedTopology, flavour: NcclVariant | None) -> Iterator[
         yield finding(
             "nccl-system", "file", expected="one <system>", observed=str(len(read.systems))
         )
-    expected = [v.version for v in NcclVariant if flavour in (None, v)]
+    versions = [v.version for v in NcclVariant if flavour in (None, v)]
     for system in read.systems:
-        if system.get("version") not in expected:
+        if system.get("version") not in versions:
             yield finding(
                 "nccl-version",
                 "<system>",
-                expected=" or ".join(f'version="{v}"' for v in expected)
+                expected=" or ".join(f'version="{v}"' for v in versions)
                 + (" (RCCL's)" if flavour is NcclVariant.RCCL else ""),
                 observed=f'version="{system.get("version")}"',
             )
@@ -110,16 +110,16 @@ def _check_whole(read: ParsedTopology, flavour: NcclVariant | None) -> Iterator[
             observed="ignored, with all that is in it",
         )
     names = Counter(node.name for node in read.walk())
-    added = 0 if names["gpu"] else ADDED_FOR_GPU
+    added_count = 0 if names["gpu"] else ADDED_FOR_GPU
     if not names["nic"]:
-        added += ADDED_FOR_NIC * sum(_is_nic(node) for node in read.walk("pci"))
+        added_count += ADDED_FOR_NIC * sum(_is_nic(node) for node in read.walk("pci"))
     limit = (flavour or choose_variant(read)).most_nodes
-    if read.nodes + added > limit:
+    if read.nodes + added_count > limit:
         yield finding(
             "nccl-too-many-nodes",
             "file",
             expected=f"at most {limit} elements with those that NCCL adds",
-            observed=f"{read.nodes}, and about {read.nodes + added} with them",
+            observed=f"{read.nodes}, and about {read.nodes + added_count} with them",
         )
     for attribute in ("busid", "numaid"):
         values = [node.get(attribute) for node in read.walk()]
@@ -368,30 +368,30 @@ class _Place(Struct, frozen=True, kw_only=True):
     links: tuple[_Link, ...]
 
 
-def compare_topology(read: ParsedTopology, expected: NcclTopology) -> tuple[Finding, ...]:
+def compare_topology(read: ParsedTopology, expected_topology: NcclTopology) -> tuple[Finding, ...]:
     """Return the differences between a file and the host and guest, the worst first."""
-    written = read_topology(write_topology(expected).encode(), read.source)
+    written_topology = read_topology(write_topology(expected_topology).encode(), read.source)
     findings = [
-        *_compare_places(_find_places(read), _find_places(written)),
-        *_compare_cpus(read, written),
+        *_compare_places(_find_places(read), _find_places(written_topology)),
+        *_compare_cpus(read, written_topology),
     ]
     return sort_findings(add_source(findings, read.source))
 
 
-def _compare_cpus(read: ParsedTopology, expected: ParsedTopology) -> Iterator[Finding]:
+def _compare_cpus(read: ParsedTopology, expected_topology: ParsedTopology) -> Iterator[Finding]:
     """Yield the attributes from which NCCL computes the bandwidth between CPUs."""
     cpus = {read_number(cpu.get("numaid")): cpu for cpu in reversed([*read.walk("cpu")])}
-    for planned in expected.walk("cpu"):
-        cpu = cpus.get(read_number(planned.get("numaid")))
+    for planned_cpu in expected_topology.walk("cpu"):
+        cpu = cpus.get(read_number(planned_cpu.get("numaid")))
         for name in ("arch", "vendor", "familyid", "modelid"):
-            value, text = planned.get(name), None if cpu is None else cpu.get(name)
+            value, text = planned_cpu.get(name), None if cpu is None else cpu.get(name)
             if value is None or text is None:
                 continue
             is_number = name in ("familyid", "modelid")
             if read_number(text) != int(value) if is_number else not text.startswith(value):
                 yield finding(
                     "nccl-cpu-differs",
-                    f"cpu {planned.get('numaid')}",
+                    f"cpu {planned_cpu.get('numaid')}",
                     expected=f'{name}="{value}"',
                     observed=f'{name}="{text}"',
                 )
@@ -449,13 +449,13 @@ def _compare_places(places: dict[str, _Place], planned: dict[str, _Place]) -> It
         )
 
 
-def _link_differs(actual: tuple[_Link, ...], planned: tuple[_Link, ...]) -> bool:
+def _link_differs(actual: tuple[_Link, ...], planned_links: tuple[_Link, ...]) -> bool:
     """Return whether a link in the file differs from the host's, or is missing."""
-    if len(actual) != len(planned):
+    if len(actual) != len(planned_links):
         return True
     return any(
         expected is not None and value != expected
-        for ours, theirs in zip(planned, actual, strict=True)
+        for ours, theirs in zip(planned_links, actual, strict=True)
         for expected, value in zip(ours, theirs, strict=True)
     )
 

@@ -196,9 +196,9 @@ def _reject_other_plan(plan: Plan, facts: Vm) -> None:
                 hint="use the definition that homenode plan wrote with this plan",
             )
         at = hostdevs[device.bdf].address
-        planned = _find_path(device, plan.vm.controllers)
-        moved = _find_path(hostdevs[device.bdf], facts.controllers) != planned
-        if planned is not None and moved and not (at and at.domain):
+        planned_path = _find_path(device, plan.vm.controllers)
+        moved = _find_path(hostdevs[device.bdf], facts.controllers) != planned_path
+        if planned_path is not None and moved and not (at and at.domain):
             raise InputError(
                 f"{facts.source}: expected device {device.bdf} at {device.address} as in the plan, "
                 f"found {at or 'no address'}",
@@ -223,9 +223,9 @@ def order_nodes(cells: Sequence[VmCell]) -> tuple[int, ...]:
 def _find_nodes(cells: tuple[VmCell, ...], guest: Host, source: str) -> tuple[int, ...]:
     nodes = []
     for cell in cells:
-        shared = {node.index: len(node.pus & cell.vcpus) for node in guest.nodes}
-        best = max(shared, key=lambda index: (shared[index], -index), default=None)
-        if best is None or (cell.vcpus and not shared[best]):
+        shared_counts = {node.index: len(node.pus & cell.vcpus) for node in guest.nodes}
+        best = max(shared_counts, key=lambda index: (shared_counts[index], -index), default=None)
+        if best is None or (cell.vcpus and not shared_counts[best]):
             raise InputError(
                 f"{source}: no node with vCPUs {cell.vcpus} in guest {guest.name!r}",
                 hint="the capture must be made inside this very guest: homenode capture",
@@ -286,15 +286,15 @@ def _derive_bus_ids(vm: Vm, loose: PendingDevice | None) -> dict[Bdf, Bdf]:
 
 
 def _reject_twice(addresses: Mapping[Bdf, Bdf], source: str) -> None:
-    seen: dict[Bdf, Bdf] = {}
+    seen_bdfs: dict[Bdf, Bdf] = {}
     for bdf, address in addresses.items():
-        if address in seen:
+        if address in seen_bdfs:
             raise InputError(
                 f"{source}: expected a different bus id for each device, found {address} for "
-                f"{seen[address]} and {bdf}",
+                f"{seen_bdfs[address]} and {bdf}",
                 hint="bus windows collide: homenode verify VM.xml",
             )
-        seen[address] = bdf
+        seen_bdfs[address] = bdf
 
 
 def _unplugged_error(bdf: Bdf, source: str) -> InputError:

@@ -251,11 +251,11 @@ class _Reader(Struct, kw_only=True):
                 )
         return _c_string(self.text[start : self.at - 1]), self.take()
 
-    def skip_comment(self, seen: str) -> None:
-        while seen[-3:] != "-->":
+    def skip_comment(self, seen_text: str) -> None:
+        while seen_text[-3:] != "-->":
             if self.at == len(self.text):
                 raise self.make_error("'-->'", "the end of the file")
-            seen = seen[-2:] + self.take()
+            seen_text = seen_text[-2:] + self.take()
 
     def take(self) -> str:
         if self.at == len(self.text):

@@ -205,8 +205,8 @@ def cloud_config(topology: str) -> str:
 
 
 def _format_file(path: str, content: str) -> str:
-    indented = "".join(f"      {line}\n" for line in content.splitlines())
+    indented_lines = "".join(f"      {line}\n" for line in content.splitlines())
     return (
         f"  - path: {path}\n    owner: root:root\n    permissions: '0644'\n"
-        f"    content: |\n{indented}"
+        f"    content: |\n{indented_lines}"
     )

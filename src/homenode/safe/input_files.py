@@ -139,10 +139,10 @@ def open_path(path: str | Path) -> int:
 
 def resolve_links(path: Path) -> Path:
     """Resolve a path, also through a dangling link. Raises like `open_path`."""
-    with contextlib.ExitStack() as opened:
+    with contextlib.ExitStack() as stack:
 
         def hold(descriptor: int) -> int:
-            opened.callback(os.close, descriptor)
+            stack.callback(os.close, descriptor)
             return descriptor
 
         with contextlib.suppress(FileNotFoundError):
@@ -169,10 +169,10 @@ def _read_link(link: int, name: str) -> str:
 
 def _open_parts(path: Path) -> int:
     pending, links = [*path.absolute().parts[:0:-1]], 0
-    with contextlib.ExitStack() as opened:
+    with contextlib.ExitStack() as stack:
 
         def hold(descriptor: int) -> int:
-            opened.callback(os.close, descriptor)
+            stack.callback(os.close, descriptor)
             return descriptor
 
         parent_descriptor = hold(os.open("/", _LOOK))

@@ -106,15 +106,15 @@ class RecordDirectory:
         `message` if another process holds it longer than wait_s. A file system without locks does
         not exclude a second writer.
         """
-        with contextlib.ExitStack() as opened:
+        with contextlib.ExitStack() as stack:
             with self.convert_errors():
                 self.make()
                 if self._directory is None and self._below is not None:
                     names = self.path.relative_to(self._below).parts
                     self._directory = open_directory(self._below, *names)
-                    opened.callback(self._close_directory)
+                    stack.callback(self._close_directory)
                 descriptor = open_lock(self.path / lock, self._file_mode, directory=self._directory)
-            opened.callback(os.close, descriptor)
+            stack.callback(os.close, descriptor)
             if not take_lock(descriptor, wait_s, on_wait):
                 raise BusyError(f"{self.path}: {message}", hint=hint)
             if lock == LOCK:
@@ -166,8 +166,8 @@ class RecordDirectory:
             if self._directory is None:
                 replace_file(path, content, mode)
                 return path
-            owned = Path(f"/proc/self/fd/{self._directory}")
-            directory = open_directory(owned, *Path(name).parts[:-1])
+            own_path = Path(f"/proc/self/fd/{self._directory}")
+            directory = open_directory(own_path, *Path(name).parts[:-1])
             try:
                 replace_file(path, content, mode, directory=directory)
             finally:

@@ -30,11 +30,11 @@ def find_other_writer(paths: Iterable[Path], *, user: int = 0, sticky: bool = Fa
 
     The path is checked from / downwards, so that checked parts cannot be replaced.
     """
-    trusted = _list_trusted_users(user)
+    users = _list_trusted_users(user)
     for path in paths:
         try:
             for part in path_components(path):
-                reason = _find_other_writer(str(part), part.lstat(), trusted, user, sticky=sticky)
+                reason = _find_other_writer(str(part), part.lstat(), users, user, sticky=sticky)
                 if reason is not None:
                     return f"{part} {reason}"
         except OSError as error:
@@ -50,12 +50,12 @@ def _list_trusted_users(user: int) -> frozenset[int]:
 def _find_other_writer(
     path: str,
     status: os.stat_result,
-    trusted: frozenset[int],
+    trusted_users: frozenset[int],
     user: int,
     *,
     sticky: bool = False,
 ) -> str | None:
-    if status.st_uid not in trusted:
+    if status.st_uid not in trusted_users:
         return f"belongs to user {status.st_uid}"
     if stat.S_ISLNK(status.st_mode):
         return None  # only its directory's mode counts
@@ -135,8 +135,8 @@ def allow_user(descriptor: int, user: int, rights: int) -> None:
         (_MASK, rights, no_one),
         (_OTHERS, 0, no_one),
     )
-    packed = b"".join(struct.pack("<HHI", *entry) for entry in entries)
-    os.setxattr(descriptor, _ACL, struct.pack("<I", 2) + packed)
+    packed_entries = b"".join(struct.pack("<HHI", *entry) for entry in entries)
+    os.setxattr(descriptor, _ACL, struct.pack("<I", 2) + packed_entries)
 
 
 def path_components(path: Path) -> Iterator[Path]:

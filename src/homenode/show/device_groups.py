@@ -86,28 +86,28 @@ def group_by_node(
     complexes = {complex_.name: complex_ for complex_ in host.root_complexes}
     # Firmware of one-node machines reports -1 for every device; only one node is possible.
     single_node = host.nodes[0].index if len(host.nodes) == 1 else None
-    cards, counted = _list_cards(host, kept_devices, everything)
+    cards, counted_devices = _list_cards(host, kept_devices, everything)
     switches_of: dict[Bdf, tuple[PciDevice, ...]] = {}
-    grouped: dict[NodeIndex | None, dict[str, dict[tuple[Bdf, ...], list[DeviceCard]]]] = {}
+    cards_by_node: dict[NodeIndex | None, dict[str, dict[tuple[Bdf, ...], list[DeviceCard]]]] = {}
     for card in cards:
         device = card.device
         node = device.node if device.node is not None else single_node
         switches = _switches_above(device, by_bdf, switches_of)
-        by_complex = grouped.setdefault(node, {})
+        by_complex = cards_by_node.setdefault(node, {})
         by_switch = by_complex.setdefault(device.root_complex, {})
         by_switch.setdefault(tuple(port.bdf for port in switches), []).append(card)
     other_counts: dict[tuple[NodeIndex | None, str], int] = {}
-    for device in counted:
+    for device in counted_devices:
         complex_of = complexes.get(device.root_complex)
         node = device.node if device.node is not None or not complex_of else complex_of.node
         node = single_node if node is None else node
         place = (node, device.root_complex)
         other_counts[place] = other_counts.get(place, 0) + (device.kind is not DeviceKind.BRIDGE)
     groups: list[NodeDevices] = []
-    for node in sorted({*grouped, *(node for node, _ in other_counts)}, key=_sort_key):
-        shown = grouped.get(node, {})
+    for node in sorted({*cards_by_node, *(node for node, _ in other_counts)}, key=_sort_key):
+        node_groups = cards_by_node.get(node, {})
         counts = other_counts.items()
-        quiet = [count for (at, name), count in counts if at == node and name not in shown]
+        quiet = [count for (at, name), count in counts if at == node and name not in node_groups]
         groups.append(
             NodeDevices(
                 node,
@@ -125,7 +125,7 @@ def group_by_node(
                         ),
                         other_counts.get((node, name), 0),
                     )
-                    for name, by_switch in shown.items()
+                    for name, by_switch in node_groups.items()
                 ),
                 len(quiet),
                 sum(quiet),
@@ -150,7 +150,7 @@ def _list_cards(
 ) -> tuple[list[DeviceCard], list[PciDevice]]:
     """Return cards in host order, and the functions without a card."""
     slots: dict[tuple[int, int, int], list[PciDevice]] = {}
-    counted: list[PciDevice] = []
+    counted_devices: list[PciDevice] = []
     unshown_vfs: dict[Bdf, int] = {}
     cards: list[DeviceCard] = []
     for device in host.pci_devices:
@@ -168,7 +168,7 @@ def _list_cards(
     for functions in slots.values():
         leaders = [f for f in functions if f.kind in SHOWN_KINDS or f.bdf in kept_devices]
         if not leaders:
-            counted += functions
+            counted_devices += functions
             continue
         # A GPU's audio and USB functions go with it; ports of one NIC share a card.
         leader = next((f for f in leaders if f.kind in SHOWN_KINDS), leaders[0])
@@ -176,12 +176,12 @@ def _list_cards(
         members = tuple(f for f in functions if f is not leader)
         cards.append(DeviceCard((leader, *members), vfs))
     # Virtual functions whose physical function has no card are counted at their own place.
-    counted += [
+    counted_devices += [
         device
         for device in host.pci_devices
         if device.physical_function in unshown_vfs and device.bdf not in kept_devices
     ]
-    return sorted(cards, key=lambda card: card.device.bdf), counted
+    return sorted(cards, key=lambda card: card.device.bdf), counted_devices
 
 
 def _switches_above(
@@ -308,13 +308,13 @@ def _format_parts(device: PciDevice) -> Iterator[str]:
     words = {PartKind.MIG: "MIG", PartKind.PARTITION: "partitions"}
     counts = Counter((part.kind, part.profile) for part in device.parts)
     for kind in dict.fromkeys(kind for kind, _ in counts):
-        listed = [
+        profile_texts = [
             f"{count}x {printable(profile)}"
             for (text, profile), count in counts.items()
             if text is kind and profile is not None
         ]
-        if listed:
-            yield f"{words.get(kind, 'vGPU')} {', '.join(listed)}"
+        if profile_texts:
+            yield f"{words.get(kind, 'vGPU')} {', '.join(profile_texts)}"
     mode = device.partition_mode
     if mode is not None and not any(not part.is_for_vms for part in device.parts):
         yield "MIG without instances" if mode == "mig" else printable(mode)
@@ -433,9 +433,9 @@ def _find_components(pairs: set[frozenset[Bdf]]) -> list[frozenset[Bdf]]:
     """Return connected sets of devices, ascending by their first device."""
     owner: dict[Bdf, set[Bdf]] = {}
     for pair in pairs:
-        merged: set[Bdf] = set(pair)
+        merged_bdfs: set[Bdf] = set(pair)
         for bdf in pair:
-            merged |= owner.get(bdf, set())
-        for bdf in merged:
-            owner[bdf] = merged
+            merged_bdfs |= owner.get(bdf, set())
+        for bdf in merged_bdfs:
+            owner[bdf] = merged_bdfs
     return sorted({frozenset(group) for group in owner.values()}, key=min)

@@ -153,8 +153,8 @@ def _draw(
             if dot.low is not None and dot.high is not None:
                 ends = (x_of(dot.low), middle), (x_of(dot.high), middle)
                 canvas.draw_line(*ends, classes=f"whisker l{dot.series}")
-            shown = f"{name}, {dot.label}: {dot.text}"
-            canvas.draw_dot(x, middle, _DOT, f"s{dot.series}", shown)
+            dot_text = f"{name}, {dot.label}: {dot.text}"
+            canvas.draw_dot(x, middle, _DOT, f"s{dot.series}", dot_text)
             start = _measure_span(dot, x_of)[0]
             place = x + _DOT + 2 if start == x - _DOT else start
             canvas.draw_text(place, middle + 3.5, dot.text, _NUMBER)

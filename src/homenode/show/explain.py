@@ -68,8 +68,8 @@ def _format_placement(plan: Plan, host: Host | None) -> Section:
         idle = host.whole_cores(used) - used - (plan.vm.emulator_pus or CpuSet())
         if idle:
             lines.append(f"Siblings kept idle: each vCPU gets a whole core ({format_cpus(idle)}).")
-    if plan.vm.emulator_pus is not None and (shared := plan.vm.emulator_pus & used):
-        lines.append(f"QEMU shares {format_cpus(shared)} with vCPUs and may delay them.")
+    if plan.vm.emulator_pus is not None and (shared_pus := plan.vm.emulator_pus & used):
+        lines.append(f"QEMU shares {format_cpus(shared_pus)} with vCPUs and may delay them.")
     table = Table(heads=("node", "LLC", "cores used", "cores", "vCPU CPUs"), rows=tuple(rows))
     return _make_section("Where it runs", tuple(lines), table if rows else None)
 
@@ -103,8 +103,8 @@ def _format_choice(plan: Plan, host: Host | None) -> Section:
     for place, other in zip(_PLACES, plan.runners_up, strict=False):
         devices = sorted(set(other.devices) - {device.bdf for device in plan.vm.hostdevs})
         having = f" with {format_subjects([str(bdf) for bdf in devices])}" if devices else ""
-        decided = format_term(other.decided_by)
-        lines.append(f"{place}: {format_nodes(other.nodes)}{having}; decided by {decided}.")
+        term_text = format_term(other.decided_by)
+        lines.append(f"{place}: {format_nodes(other.nodes)}{having}; decided by {term_text}.")
     rows = []
     for term in plan.cost:
         row = tuple(_format_cost(plan, nodes, cost, term.name) for nodes, cost in costs)

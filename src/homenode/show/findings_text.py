@@ -55,16 +55,16 @@ def format_findings(
     first = Text(_answer(findings, subject, answer), "bold")
     used = 1 + _count_lines(table) + bool(table) + _count_lines(format_labels(rows))
     parts: list[Part] = [first, *((Text(""), *table) if table else ())]
-    start, omitted = len(parts), list[Finding]()
+    start, omitted_findings = len(parts), list[Finding]()
     for group in groups:
         block = (Text(""), *_format_block(group, explain))
         used += _count_lines(block)
         if used > _LINES - 4 and len(parts) > start and not explain:
-            omitted += group
+            omitted_findings += group
         else:
             parts += block
     for severity in _BAD:
-        if unshown := [f for f in omitted if f.severity is severity]:
+        if unshown := [f for f in omitted_findings if f.severity is severity]:
             rows[severity] = f"{len(unshown)} more: {_format_ids(unshown)} (--explain)"
     lines = format_labels(rows)
     gap = (Text(""),) if lines and len(parts) > 1 else ()
@@ -98,8 +98,8 @@ def group_findings(findings: Iterable[Finding]) -> list[Group]:
         groups_of.setdefault(key[:2], []).append(group)
     blocks: list[Group] = []
     for groups in groups_of.values():
-        joined = [finding for group in groups for finding in group]
-        blocks += [joined] if len(groups) >= _ALIKE else groups
+        joined_findings = [finding for group in groups for finding in group]
+        blocks += [joined_findings] if len(groups) >= _ALIKE else groups
     return blocks
 
 
@@ -354,10 +354,10 @@ def _format_values(values: Iterable[str]) -> str:
         numbers = [float(size[0]) for size in sizes if re.fullmatch(r"[\d.]+", size[0])]
         if len(numbers) == len(sizes) and len(sizes[0]) == 2:
             return f"{min(numbers):.0f} to {max(numbers):.0f} {sizes[0][1]}"
-    joined, rest_count = "  ".join(distinct), len(distinct) - 1
+    joined_values, rest_count = "  ".join(distinct), len(distinct) - 1
     return (
-        joined
-        if not rest_count or len(joined) <= _LONGEST
+        joined_values
+        if not rest_count or len(joined_values) <= _LONGEST
         else f"{distinct[0]} and {rest_count} more"
     )
 
@@ -398,5 +398,5 @@ def _escape(text: str) -> str:
     >>> print(_escape('a "b"'))
     a \\"b\\"
     """
-    escaped = text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
-    return "".join(letter if letter.isprintable() else "?" for letter in escaped)
+    escaped_text = text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
+    return "".join(letter if letter.isprintable() else "?" for letter in escaped_text)

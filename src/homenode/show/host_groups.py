@@ -68,7 +68,7 @@ def core_groups(host: Host, pus: CpuSet) -> tuple[CoreGroup, ...]:
     """Group the cores of these CPUs by package, LLC and kind, ascending by CPU."""
     pu_of_index = {pu.index: pu for pu in host.pus}
     cores_of_llc: dict[int, int] = {}
-    grouped: dict[tuple[int | None, int | None, CoreKind | None], list[Core]] = {}
+    cores_by_key: dict[tuple[int | None, int | None, CoreKind | None], list[Core]] = {}
     for core in host.cores:
         first = core.pus.first()
         pu = None if first is None else pu_of_index.get(first)
@@ -77,7 +77,7 @@ def core_groups(host: Host, pus: CpuSet) -> tuple[CoreGroup, ...]:
         if pu.llc is not None:
             cores_of_llc[pu.llc] = cores_of_llc.get(pu.llc, 0) + 1
         if not core.pus.isdisjoint(pus):
-            grouped.setdefault((core.id.package, pu.llc, core.kind), []).append(core)
+            cores_by_key.setdefault((core.id.package, pu.llc, core.kind), []).append(core)
     return tuple(
         CoreGroup(
             None if llc is None else host.llcs[llc],
@@ -86,7 +86,7 @@ def core_groups(host: Host, pus: CpuSet) -> tuple[CoreGroup, ...]:
             tuple(cores),
             len(cores) if llc is None else cores_of_llc[llc],
         )
-        for (package, llc, kind), cores in grouped.items()
+        for (package, llc, kind), cores in cores_by_key.items()
     )
 
 
@@ -94,7 +94,7 @@ def package_frames(host: Host, devices: Sequence[NodeDevices]) -> tuple[PackageF
     """Return every node with CPUs, by package; CPUs of unknown node are a separate block."""
     devices_of_node = {group.node: group for group in devices}
     by_package: dict[tuple[PackageIndex, ...], list[NodeBlock]] = {}
-    placed = CpuSet()
+    placed_pus = CpuSet()
     for node in host.nodes:
         if not node.pus:
             continue
@@ -102,12 +102,12 @@ def package_frames(host: Host, devices: Sequence[NodeDevices]) -> tuple[PackageF
         packages = tuple(sorted({g.package for g in groups if g.package is not None}))
         block = NodeBlock(node, groups, node.pus, devices_of_node.get(node.index))
         by_package.setdefault(packages, []).append(block)
-        placed |= node.pus
-    unplaced = CpuSet(pu for core in host.cores for pu in core.pus) - placed
-    if unplaced:
-        groups = core_groups(host, unplaced)
+        placed_pus |= node.pus
+    unplaced_pus = CpuSet(pu for core in host.cores for pu in core.pus) - placed_pus
+    if unplaced_pus:
+        groups = core_groups(host, unplaced_pus)
         packages = tuple(sorted({g.package for g in groups if g.package is not None}))
-        by_package.setdefault(packages, []).append(NodeBlock(None, groups, unplaced, None))
+        by_package.setdefault(packages, []).append(NodeBlock(None, groups, unplaced_pus, None))
     return tuple(
         PackageFrame(packages, tuple(blocks)) for packages, blocks in sorted(by_package.items())
     )
@@ -211,8 +211,8 @@ def llc_parts(group: CoreGroup) -> list[str]:
     if group.llc is None:
         return ["LLC unknown"]
     size = group.llc.size_bytes
-    named = [f"LLC {group.llc.index}", f"L{group.llc.level}"]
-    return named if size is None else [*named, format_bytes(size)]
+    names = [f"LLC {group.llc.index}", f"L{group.llc.level}"]
+    return names if size is None else [*names, format_bytes(size)]
 
 
 def memory_nodes(host: Host) -> dict[Bdf, tuple[int, ...]]:

@@ -64,7 +64,7 @@ def format_host(host: Host) -> Doc:
     """Return the screen of a host: the counts, a table of nodes, one of GPUs, then labels."""
     host = complete_nodes(host)
     groups = group_by_node(host)
-    assumed = plural(len(host.assumed), "assumption")
+    assumptions = plural(len(host.assumed), "assumption")
     has_pages = any(node.page_pools for node in host.nodes)
     rows = {
         "CPU": [_format_cpu(host)],
@@ -77,7 +77,7 @@ def format_host(host: Host) -> Doc:
         "nodes": _memory_nodes(host),
         "distances": [_format_distance(host)],
         "VMs": [_Branches(host).format_domain(domain) for domain in host.domains],
-        "assumed": [f"described, not captured; {assumed}: --explain"] if host.assumed else [],
+        "assumed": [f"described, not captured; {assumptions}: --explain"] if host.assumed else [],
         "unknown": [*format_gaps(host.gaps), "" if has_pages else "huge pages"],
     }
     lines = {label: [text for text in texts if text] for label, texts in rows.items()}
@@ -110,16 +110,16 @@ def _shorten(texts: Sequence[str]) -> list[str]:
 
 def _build_node_table(host: Host) -> Table:
     """Return a row for each node with CPUs; empty columns are omitted."""
-    placed = [(at, node) for at, node in enumerate(host.nodes) if node.pus]
+    placed_nodes = [(at, node) for at, node in enumerate(host.nodes) if node.pus]
     names = gpu_numbers(host)
-    matrix = host.distances if 1 < len(placed) <= _MAX_NODES else None
+    matrix = host.distances if 1 < len(placed_nodes) <= _MAX_NODES else None
     rows = []
-    for at, node in placed:
+    for at, node in placed_nodes:
         devices = (d for d in host.pci_devices if d.node == node.index)
         functions = [device for device in devices if device.physical_function is None]
         gpus = [names[device.bdf] for device in functions if device.bdf in names]
         nics = sum(device.kind is DeviceKind.NIC for device in functions)
-        distances = [str(matrix[at][to]) for to, _ in placed] if matrix else []
+        distances = [str(matrix[at][to]) for to, _ in placed_nodes] if matrix else []
         groups = core_groups(host, node.pus)
         rows.append(
             (
@@ -142,10 +142,10 @@ def _build_filled_table(
     heads: Sequence[str], rows: Sequence[tuple[str, ...]], numeric: tuple[str, ...] = ()
 ) -> Table:
     """Return a table without the columns in which each cell is "-"."""
-    shown = [at for at, _ in enumerate(heads) if any(row[at] != "-" for row in rows)]
+    shown_columns = [at for at, _ in enumerate(heads) if any(row[at] != "-" for row in rows)]
     return Table(
-        heads=tuple(heads[at] for at in shown),
-        rows=tuple(tuple(row[at] for at in shown) for row in rows),
+        heads=tuple(heads[at] for at in shown_columns),
+        rows=tuple(tuple(row[at] for at in shown_columns) for row in rows),
         numeric=numeric,
         least=tuple(head for head in heads[-3:] if head in ("distances", "NVMe", "NICs on it")),
     )
@@ -307,11 +307,11 @@ def _memory_nodes(host: Host) -> list[str]:
 
 def _format_distance(host: Host) -> str:
     """Return the range of distances between nodes with CPUs, if too many for a row."""
-    placed = [(at, node.package) for at, node in enumerate(host.nodes) if node.pus]
-    if host.distances is None or len(placed) <= _MAX_NODES:
+    placed_nodes = [(at, node.package) for at, node in enumerate(host.nodes) if node.pus]
+    if host.distances is None or len(placed_nodes) <= _MAX_NODES:
         return ""
     classes: dict[str, set[int]] = {}
-    for (at, package), (to, other_package) in permutations(placed, 2):
+    for (at, package), (to, other_package) in permutations(placed_nodes, 2):
         name = "within a package" if package == other_package else "between packages"
         classes.setdefault(name, set()).add(host.distances[at][to])
     return ", ".join(
@@ -368,9 +368,9 @@ class _Branches:
                 (Span(format_nodes(at), "bold"), f": {text}") for text, at in nodes_by_text.items()
             )
             yield Tree(Span("nodes without CPUs", "bold"), tuple(map(Tree, node_lines)))
-        placed = {block.node.index for frame in frames for block in frame.blocks if block.node}
+        nodes = {block.node.index for frame in frames for block in frame.blocks if block.node}
         for group in self.devices:
-            if group.node not in placed:
+            if group.node not in nodes:
                 place = "whose node is unknown" if group.node is None else f"of node {group.node}"
                 yield Tree(Span(f"devices {place}", "bold"), tuple(self._build_devices(group)))
         for title, lines in (

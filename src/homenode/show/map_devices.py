@@ -221,12 +221,12 @@ def _format_cards(
 
 def _format_guests(card: DeviceCard, facts: DeviceFacts) -> list[str]:
     texts: list[str] = []
-    planned = [facts.planned[f.bdf] for f in card.functions if f.bdf in facts.planned]
-    for device in planned[:1]:
+    planned_hostdevs = [facts.planned[f.bdf] for f in card.functions if f.bdf in facts.planned]
+    for device in planned_hostdevs[:1]:
         texts.append(
             "in the guest, no node" if device.cell is None else f"guest cell {device.cell}"
         )
-    for device in planned:
+    for device in planned_hostdevs:
         if device.address is not None:
             # libvirt's numbers; the guest's kernel counts its buses differently.
             texts.append(f"guest {device.address}")
@@ -288,14 +288,14 @@ def _draw_card(
 ) -> None:
     x, y, width, height = box
     device = card.device
-    planned = next((facts.planned[f.bdf] for f in card.functions if f.bdf in facts.planned), None)
+    hostdev = next((facts.planned[f.bdf] for f in card.functions if f.bdf in facts.planned), None)
     band, ink = "switch", "ink"
     if device.kind is DeviceKind.GPU:
         band, ink = "tag", "on-tag"
     canvas.draw_rect(x, y, width, height, "card", radius=4, title=_format_card_title(device))
-    if planned is not None:
-        if planned.cell is not None:
-            colour = planned.cell % CELL_COLOURS
+    if hostdev is not None:
+        if hostdev.cell is not None:
+            colour = hostdev.cell % CELL_COLOURS
             band, ink = f"cell{colour}", f"on-cell{colour}"
             canvas.draw_rect(x, y, width, height, f"tint{colour}", radius=4)
         else:

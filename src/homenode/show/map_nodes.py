@@ -39,8 +39,8 @@ class CellSize(Struct, frozen=True):
 def cell_size(host: Host, uses: Mapping[int, CpuUse], planned: bool, zoom: float) -> CellSize:
     """Return the size at which every CPU's number, and with a plan every vCPU's, fits its box."""
     # Boxes may grow more than their text: large numbers are no easier to read.
-    grown = min(zoom, 1.25)
-    large, small = 11.0 * grown, (MIN_TEXT_SIZE if planned else 9.5) * grown
+    scale = min(zoom, 1.25)
+    large, small = 11.0 * scale, (MIN_TEXT_SIZE if planned else 9.5) * scale
     widest_pu = max((text_width(str(pu.index), small) for pu in host.pus), default=0)
     if not planned:
         return CellSize(max(22 * zoom, widest_pu + 5), 17 * zoom, large, small)
@@ -264,11 +264,11 @@ def draw_packages(
     frame_width, node_width = _compute_widths(width, across, nodes_across)
     for start in range(0, len(frames), across):
         row_height = 0.0
-        drawn = []
+        drawn_packages = []
         for position, frame in enumerate(frames[start : start + across]):
             frame_x = x + position * (frame_width + _GAP)
             rect = canvas.draw_rect(frame_x, y, frame_width, 0, "package", radius=8)
-            drawn.append(rect)
+            drawn_packages.append(rect)
             canvas.draw_text(frame_x + _PAD, y + 20, _frame_title(frame), 13, "ink", bold=True)
             height = 30.0
             for first in range(0, len(frame.blocks), nodes_across):
@@ -282,7 +282,7 @@ def draw_packages(
                 )
                 height += _GAP
             row_height = max(row_height, height)
-        for rect in drawn:
+        for rect in drawn_packages:
             canvas.resize(rect, row_height)
         y += row_height + _GAP
     return y - _GAP - place[1]
@@ -314,15 +314,15 @@ def _draw_row(
     name_packages: bool,
 ) -> float:
     x, y, width = place
-    drawn = []
+    drawn_nodes = []
     box_height = 0.0
     for position, block in enumerate(blocks):
         node_x = x + position * (width + _GAP)
-        drawn.append(canvas.draw_rect(node_x, y, width, 0, "node", radius=6))
+        drawn_nodes.append(canvas.draw_rect(node_x, y, width, 0, "node", radius=6))
         at = (node_x + 10, y, width - 20)
         box_height = max(box_height, _draw_node(canvas, block, scene, size, at, name_packages) + 10)
     # Boxes of one row end at the same height, so their devices begin at the same height.
-    for rect in drawn:
+    for rect in drawn_nodes:
         canvas.resize(rect, box_height)
     row_height = box_height
     for position, block in enumerate(blocks):

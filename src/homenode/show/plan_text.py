@@ -102,8 +102,8 @@ def answer_line(plan: Plan, host: Host | None) -> str:
     devices, kind = _devices_to_count(plan, host)
     nodes = {node for node in devices.values() if node is not None}
     if nodes and None not in devices.values() and nodes < set(plan.nodes):
-        counted = f"{plural(len(devices), kind)} on {format_nodes(nodes)}"
-        return f"{head}: {', '.join(sizes)} {place}; {counted}"
+        count_text = f"{plural(len(devices), kind)} on {format_nodes(nodes)}"
+        return f"{head}: {', '.join(sizes)} {place}; {count_text}"
     sizes += [plural(len(devices), kind)] if devices else []
     local = local_text(plan, host)
     return f"{head}: {', '.join(sizes)} {place}{local and f'; {local}'}"
@@ -143,8 +143,8 @@ def plan_parts(
     width = max(len(label) for label, _ in labels) + 2
     texts, previous = [], ""
     for label, line in labels:
-        shown = "" if label == previous and label != "warning" else label
-        texts.append(Text(f"{shown:{width}}{line}", _LOOKS.get(label, ""), hang=width))
+        shown_label = "" if label == previous and label != "warning" else label
+        texts.append(Text(f"{shown_label:{width}}{line}", _LOOKS.get(label, ""), hang=width))
         previous = label
     return (_build_cells_table(plan, host), *texts)
 
@@ -170,23 +170,23 @@ def finding_lines(findings: Sequence[Finding]) -> tuple[str, ...]:
 
 def select_findings(plan: Plan, severity: Severity) -> list[Finding]:
     """Return the findings of a severity, without those that a relaxation or `before` covers."""
-    covered = {id_ for relaxation in plan.relaxations for id_ in _RELAXED[relaxation][2]} | {
+    covered_ids = {id_ for relaxation in plan.relaxations for id_ in _RELAXED[relaxation][2]} | {
         "huge-pages-short"
     }
-    return [f for f in plan.findings if f.severity is severity and f.id not in covered]
+    return [f for f in plan.findings if f.severity is severity and f.id not in covered_ids]
 
 
 def format_refusal(error: Unplannable, prefix: str = "") -> Doc:
     """Return why no placement fits: a line for each kind of rejection, equal nodes joined, and a
     hint."""
-    quoted = error.nearest.detail if error.nearest and error.quotes_nearest else None
+    quoted_detail = error.nearest.detail if error.nearest and error.quotes_nearest else None
     singles: dict[tuple[str, str], list[int]] = {}
     sets: dict[str, str] = {}  # the first for each set of nodes: the least relaxed
     for rejection in error.rejections:
         if len(rejection.nodes) == 1:
             key = (rejection.constraint, rejection.detail)
             singles.setdefault(key, []).append(rejection.nodes[0])
-        elif rejection.detail != quoted:
+        elif rejection.detail != quoted_detail:
             sets.setdefault(
                 format_nodes(rejection.nodes) if rejection.nodes else "host", rejection.detail
             )
@@ -217,8 +217,12 @@ def format_fallback(plan: Plan, host: Host | None) -> str:
 
 def _format_effect(relaxation: Relaxation, plan: Plan, host: Host | None) -> str:
     if relaxation is Relaxation.SHARED_CORES and host is not None:
-        shared = sum(len(vcpus) for _, vcpus in _list_shared_cores(plan, host))
-        return f"{shared} of {plural(plan.vm.vcpus, 'vCPU')} share a core" if shared else _SHARED
+        shared_vcpus = sum(len(vcpus) for _, vcpus in _list_shared_cores(plan, host))
+        return (
+            f"{shared_vcpus} of {plural(plan.vm.vcpus, 'vCPU')} share a core"
+            if shared_vcpus
+            else _SHARED
+        )
     if relaxation is Relaxation.UNEQUAL_CELLS:
         return f"guest nodes of {_cell_sizes(plan)}"
     if relaxation is Relaxation.HOST_CORE:
@@ -229,28 +233,30 @@ def _format_effect(relaxation: Relaxation, plan: Plan, host: Host | None) -> str
 
 
 def _format_relaxed(relaxation: Relaxation, plan: Plan, host: Host | None) -> str:
-    constraint, received, _ = _RELAXED[relaxation]
+    constraint, received_text, _ = _RELAXED[relaxation]
     if relaxation is Relaxation.SHARED_CORES and host is not None:
-        shared = _list_shared_cores(plan, host)
-        received = f"{len(shared)} cores are used by several vCPUs" if shared else _SHARED
-        if len(shared) == 1:
-            cpus, vcpus = shared[0]
-            received = f"CPUs {cpus} are one core, used by {len(vcpus)} vCPUs"
+        shared_cores = _list_shared_cores(plan, host)
+        received_text = (
+            f"{len(shared_cores)} cores are used by several vCPUs" if shared_cores else _SHARED
+        )
+        if len(shared_cores) == 1:
+            cpus, vcpus = shared_cores[0]
+            received_text = f"CPUs {cpus} are one core, used by {len(vcpus)} vCPUs"
     if relaxation is Relaxation.HOST_CORE:
         shares = {finding.id: finding for finding in plan.findings}
         if "emulator-on-siblings" in shares:
-            received += f"; QEMU shares CPU {plan.vm.emulator_pus} with a vCPU's core"
+            received_text += f"; QEMU shares CPU {plan.vm.emulator_pus} with a vCPU's core"
         elif "emulator-shares-vcpus" in shares:
-            received += "; QEMU runs on the vCPUs' CPUs"
+            received_text += "; QEMU runs on the vCPUs' CPUs"
     if relaxation is Relaxation.UNEQUAL_CELLS:
-        received, topology = _cell_sizes(plan), plan.vm.cpu_topology
+        received_text, topology = _cell_sizes(plan), plan.vm.cpu_topology
         if topology is not None and topology.sockets > len(plan.cells):
             sockets = plural(topology.sockets, "socket")
             cores = plural(topology.dies * topology.cores, "core")
-            received += f"; the guest sees {sockets} of {cores}"
+            received_text += f"; the guest sees {sockets} of {cores}"
         if plan.vm.cpu_cache == GuestCache.DISABLED:
-            received += "; it sees no L3"
-    return f"{constraint}: {received}"
+            received_text += "; it sees no L3"
+    return f"{constraint}: {received_text}"
 
 
 def _cell_sizes(plan: Plan) -> str:
@@ -327,9 +333,9 @@ def _list_labels(
         yield "before", "; ".join(before)
     for line in finding_lines(select_findings(plan, Severity.WARNING)):
         yield "warning", line
-    covered = [id_ for relaxation in plan.relaxations for id_ in _RELAXED[relaxation][2]]
-    fixes = [f for f in plan.findings if f.id in covered and f.fix]
-    fixes.sort(key=lambda finding: (finding.id != "host-core-taken", covered.index(finding.id)))
+    covered_ids = [id_ for relaxation in plan.relaxations for id_ in _RELAXED[relaxation][2]]
+    fixes = [f for f in plan.findings if f.id in covered_ids and f.fix]
+    fixes.sort(key=lambda finding: (finding.id != "host-core-taken", covered_ids.index(finding.id)))
     if fixes:
         yield "fix", str(fixes[0].fix)
     can_show = has_feature(plan.kept_of, Feature.DEVICE_CELLS)
@@ -398,10 +404,10 @@ def _format_unknown(plan: Plan) -> Iterator[str]:
     """Yield the facts that could have changed the plan, grouped by reason."""
     if any(free is None for *_, free in plan.page_reservations):
         yield "free huge pages"
-    hidden = set(unread_vms(plan.gaps))
+    hidden_vms = set(unread_vms(plan.gaps))
     subjects: dict[str, list[str]] = {}
     for gap in dict.fromkeys(plan.gaps):
-        if gap not in hidden and gap.subject != NO_VMS:
+        if gap not in hidden_vms and gap.subject != NO_VMS:
             subjects.setdefault(gap.reason, []).append(gap.subject)
     for reason, group in subjects.items():
         yield f"{format_subjects(group)} ({reason})"

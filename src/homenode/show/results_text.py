@@ -181,9 +181,9 @@ def _format_skipped(comparison: Comparison) -> Iterator[Text]:
         yield Text(f"not read  {line}", "warn", hang=10)
 
 
-def _skipped_texts(skipped: Iterable[Gap]) -> Iterator[str]:
+def _skipped_texts(gaps: Iterable[Gap]) -> Iterator[str]:
     subjects: dict[str, list[str]] = {}
-    for gap in skipped:
+    for gap in gaps:
         subjects.setdefault(gap.reason, []).append(gap.subject)
     yield from (f"{first_few(names, 1)}: {reason}" for reason, names in subjects.items())
 
@@ -230,13 +230,13 @@ def _shown_results(
 ) -> Iterator[tuple[Recommendation, str]]:
     """Yield objectives with metrics that have two results, answered ones first; without everything
     no open objective whose metrics another objective has."""
-    seen: set[str] = set()
+    seen_texts: set[str] = set()
     for answer in sorted(answers, key=lambda answer: not answer.tells):
         metrics = [metric for metric in answer.metrics if len(answer.list_results(metric)) > 1]
         for metric in metrics:
-            if everything or answer.tells or metric not in seen:
+            if everything or answer.tells or metric not in seen_texts:
                 yield answer, metric
-        seen.update(metrics)
+        seen_texts.update(metrics)
 
 
 def _format_reasons(
@@ -245,11 +245,11 @@ def _format_reasons(
     """Yield the reason for each objective with results, the caveats, and what to measure next."""
     lines: list[tuple[str, str, str]] = []
     objectives_of_rule: dict[str, list[str]] = {}
-    blocked = [answer for answer in answers if answer.is_blocked]
-    shown = {answer.objective for answer, _ in _shown_results(answers, everything)}
+    blocked_answers = [answer for answer in answers if answer.is_blocked]
+    shown_objectives = {answer.objective for answer, _ in _shown_results(answers, everything)}
     for answer in sorted(answers, key=lambda answer: not answer.tells):
-        is_listed = everything or answer.objective in shown or not answer.results
-        if answer in blocked[1:] or not is_listed or not (answer.results or answer.reasons):
+        is_listed = everything or answer.objective in shown_objectives or not answer.results
+        if answer in blocked_answers[1:] or not is_listed or not (answer.results or answer.reasons):
             continue
         is_open = bool(answer.metrics) and not (everything or answer.tells or answer.is_blocked)
         if is_open and len(_list_labels(answers)) == 2:
@@ -257,12 +257,12 @@ def _format_reasons(
         if not everything and rests_on_rule_alone(answer):
             objectives_of_rule.setdefault(format_layout_name(answer), []).append(answer.objective)
             continue
-        label = "repair" if answer in blocked else str(answer.objective)
+        label = "repair" if answer in blocked_answers else str(answer.objective)
         ground = f"  [{format_basis(answer)}]" if everything else ""
         sentence = format_sentence(answer, brief=not (everything or answer.tells))
         lines.append((label, sentence + ground, "" if answer.tells else "warn"))
-        passed = (reason for reason in answer.reasons if reason.id is ReasonId.PASSED)
-        lines += [("", reason.detail, "") for reason in passed]
+        passed_reasons = (reason for reason in answer.reasons if reason.id is ReasonId.PASSED)
+        lines += [("", reason.detail, "") for reason in passed_reasons]
     if objectives_of_rule:
         uses = (f"{layout} for {', '.join(of)}" for layout, of in objectives_of_rule.items())
         lines.append(("rule", f"without results auto chooses {'; '.join(uses)}", ""))
@@ -339,10 +339,10 @@ def _select_caveats(
     for caveat in caveats:
         if caveat.id == NODELESS and not everything:
             changes = {a.measure_next: a.objective for a in answers if caveat in a.caveats}
-            named = [
+            change_texts = [
                 f"{name} may change {goal}" for name, goal in changes.items() if name is not None
             ]
-            yield ": ".join((caveat.detail, *named[:1]))
+            yield ": ".join((caveat.detail, *change_texts[:1]))
         elif caveat.id in NOT_OF_MACHINE and not everything:
             if not any(answer.results for answer in answers):
                 yield "runs that do not name this machine do not count (--explain)"
@@ -355,8 +355,8 @@ def _select_caveats(
 
 def _next_trial(answers: Sequence[Recommendation]) -> str:
     """Return the trial that would answer open questions: layouts compared, and layouts to add."""
-    decided = (EvidenceLevel.MEASURED, EvidenceLevel.NO_DIFFERENCE)
-    open_answers = [answer for answer in answers if answer.level not in decided and answer.results]
+    levels = (EvidenceLevel.MEASURED, EvidenceLevel.NO_DIFFERENCE)
+    open_answers = [answer for answer in answers if answer.level not in levels and answer.results]
     if not open_answers or any(answer.findings for answer in answers):
         return ""
     names = {result.alternative for answer in open_answers for result in answer.results}
@@ -385,9 +385,9 @@ def build_power_table(power: Mapping[str, Mapping[str, float]]) -> tuple[Table, 
     """Return watts per GPU, and joules per GB or event, by test, a column per alternative."""
     tests = dict.fromkeys(test for drawn in power.values() for test in drawn)
 
-    def text(drawn: Mapping[str, float], test: str) -> str:
+    def text(watts_by_test: Mapping[str, float], test: str) -> str:
         unit = test.rpartition(", ")[2] if ", J/" in test else "W"
-        return f"{drawn[test]:.3g} {unit}" if test in drawn else "-"
+        return f"{watts_by_test[test]:.3g} {unit}" if test in watts_by_test else "-"
 
     rows = tuple(
         (test.partition(", J/")[0], *(text(drawn, test) for drawn in power.values()))
@@ -418,16 +418,16 @@ def _build_tables(
 ) -> Iterator[Part]:
     primary = [effect for effect in effects if effect.primary]
     secondary = [effect for effect in effects if not effect.primary]
-    shown = [effect for effect in secondary if everything or is_whole(effect)]
-    for title, group in (("primary", primary), ("for information only", shown)):
+    shown_effects = [effect for effect in secondary if everything or is_whole(effect)]
+    for title, group in (("primary", primary), ("for information only", shown_effects)):
         if group:
             counts = sorted({effect.boots for effect in group})
             boots = ", ".join(f"{first} and {second}" for first, second in counts)
             rows = tuple(_format_row(comparison, effect) for effect in group)
             yield Text(f"{title}; boots: {boots}")
             yield Table(heads=_HEADS, rows=rows, folds=_HEADS[-1:])
-    if hidden := len(secondary) - len(shown):
-        yield Text(f"{plural(hidden, 'more series', 'more series')} with --explain")
+    if hidden_count := len(secondary) - len(shown_effects):
+        yield Text(f"{plural(hidden_count, 'more series', 'more series')} with --explain")
 
 
 def _format_row(comparison: Comparison, effect: Effect) -> tuple[str, ...]:

@@ -95,7 +95,7 @@ class SvgCanvas:
         """Draw a line of text; return an upper bound of its width. width: limit; longer text is
         shortened, with the full text as tooltip. turned: rotated by 90 degrees, upwards."""
         full_text = printable(text)
-        shown = full_text if width is None else shorten(full_text, size, width, bold)
+        shown_text = full_text if width is None else shorten(full_text, size, width, bold)
         attributes = {
             "x": number(x),
             "y": number(baseline),
@@ -109,10 +109,10 @@ class SvgCanvas:
         if turned:
             attributes["transform"] = f"rotate(-90 {number(x)} {number(baseline)})"
         element = etree.SubElement(self._root, "text", attributes)
-        element.text = shown
-        if shown != full_text:
+        element.text = shown_text
+        if shown_text != full_text:
             etree.SubElement(element, "title").text = full_text
-        return text_width(shown, size, bold)
+        return text_width(shown_text, size, bold)
 
     def draw_line(
         self, *points: tuple[float, float], classes: str = "wire", title: str | None = None
@@ -198,10 +198,10 @@ def shorten(text: str, size: float, width: float, bold: bool = False) -> str:
     """Return the text, shortened with an ellipsis if it does not fit."""
     if text_width(text, size, bold) <= width:
         return text
-    shortened = text
-    while shortened and text_width(shortened + "…", size, bold) > width:
-        shortened = shortened[:-1]
-    return shortened.rstrip() + "…"
+    short_text = text
+    while short_text and text_width(short_text + "…", size, bold) > width:
+        short_text = short_text[:-1]
+    return short_text.rstrip() + "…"
 
 
 def wrap(text: str, size: float, width: float, bold: bool = False) -> tuple[str, ...]:

@@ -64,17 +64,17 @@ def build_renderable(doc: Doc) -> RenderableType:
 
 def _space_parts(parts: Iterable[RenderableType | None]) -> list[RenderableType]:
     """Return the parts with an empty line for None, except at the ends or twice in a row."""
-    spaced: list[RenderableType] = []
+    spaced_parts: list[RenderableType] = []
     is_due = False
     for part in parts:
         if part is None:
             is_due = True
             continue
-        if is_due and spaced:
-            spaced.append(Line(""))
+        if is_due and spaced_parts:
+            spaced_parts.append(Line(""))
         is_due = False
-        spaced.append(part)
-    return spaced
+        spaced_parts.append(part)
+    return spaced_parts
 
 
 def _render_parts(parts: Sequence[Part]) -> Iterator[RenderableType | None]:
@@ -115,10 +115,10 @@ def _render_line(words: Words, look: str = "") -> Line:
     return line
 
 
-def _grow_tree(tree: Tree, drawn: RichTree) -> RichTree:
+def _grow_tree(tree: Tree, rich_tree: RichTree) -> RichTree:
     for branch in tree.branches:
-        _grow_tree(branch, drawn.add(_render_line(branch.words)))
-    return drawn
+        _grow_tree(branch, rich_tree.add(_render_line(branch.words)))
+    return rich_tree
 
 
 def _choose_style(look: str) -> str:
@@ -192,9 +192,9 @@ class FittedTable:
         if self._least_width(console, self._heads) <= space:
             yield self._fit_heads(console, self._heads, space)
             return
-        unfolded = [head for head in self._heads if head not in table.folds]
-        if table.folds == self._heads[-1:] and self._least_width(console, unfolded) <= space:
-            yield self._fit_heads(console, unfolded, space)
+        unfolded_heads = [head for head in self._heads if head not in table.folds]
+        if table.folds == self._heads[-1:] and self._least_width(console, unfolded_heads) <= space:
+            yield self._fit_heads(console, unfolded_heads, space)
             for row in self._rows:
                 yield Line.assemble(row[0], ": ", row[-1])
             return
@@ -203,22 +203,22 @@ class FittedTable:
     def _narrow(self, console: Console, space: int) -> RenderResult:
         """Yield the table without its least columns, then without columns from the right except the
         last, and the omitted heads; as paragraphs if no two columns fit."""
-        heads, omitted = list(self._heads), []
+        heads, omitted_heads = list(self._heads), []
         for head in dict.fromkeys((*self._table.least, *reversed(self._heads[1:-1]))):
             if self._least_width(console, heads) <= space:
                 break
             heads.remove(head)
-            omitted.append(head)
+            omitted_heads.append(head)
         table = self._shorten_names(console, space, _SHORT, heads)
         if table._least_width(console, heads) <= space:
             yield table._fit_heads(console, heads, space)
-            names = ", ".join(head for head in self._heads if head in omitted)
+            names = ", ".join(head for head in self._heads if head in omitted_heads)
             if names:
                 yield Line(f"not shown, the terminal is too narrow: {names}", style="dim")
             return
         for row in self._rows:
-            named = zip(self._heads[1:], row[1:], strict=True)
-            texts = (Line.assemble(f"{name} ", text) for name, text in named if text)
+            named_cells = zip(self._heads[1:], row[1:], strict=True)
+            texts = (Line.assemble(f"{name} ", text) for name, text in named_cells if text)
             yield Line.assemble(row[0], ": ", Line(", ").join(texts))
 
     def _shorten_names(
@@ -243,27 +243,27 @@ class FittedTable:
     def _least_width(self, console: Console, heads: Sequence[str], *, stacked: bool = True) -> int:
         """Return the least width of these columns; those that fold need few characters."""
         wide = console.options.update(width=10_000)
-        unfolded = [head for head in heads if head not in self._table.folds]
-        drawn = self._drawn_table(unfolded, stacked=stacked)
+        unfolded_heads = [head for head in heads if head not in self._table.folds]
+        rich_table = self._drawn_table(unfolded_heads, stacked=stacked)
         folds = (head for head in heads if head in self._table.folds)
-        folded = sum(min(self._longest_cell(head), _MIN_FOLDED) for head in folds)
-        return Measurement.get(console, wide, drawn).maximum + folded
+        folded_width = sum(min(self._longest_cell(head), _MIN_FOLDED) for head in folds)
+        return Measurement.get(console, wide, rich_table).maximum + folded_width
 
     def _longest_cell(self, head: str) -> int:
         at = self._heads.index(head)
         return 1 + max(len(head), *(len(row[at]) for row in self._rows))
 
     def _drawn_table(self, heads: Sequence[str], *, stacked: bool) -> RichTable:
-        drawn = RichTable(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="bold")
+        rich_table = RichTable(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="bold")
         columns = [at for at, head in enumerate(self._heads) if head in heads]
         for head in (self._heads[at] for at in columns):
             folds = head in self._table.folds
             name = head.replace(" ", "\n") if stacked and not folds else head
             justify: Literal["right", "left"] = "right" if head in self._table.numeric else "left"
-            drawn.add_column(Line(name), no_wrap=not folds, overflow="fold", justify=justify)
+            rich_table.add_column(Line(name), no_wrap=not folds, overflow="fold", justify=justify)
         for row in self._rows:
-            drawn.add_row(*(row[at] for at in columns))
-        return drawn
+            rich_table.add_row(*(row[at] for at in columns))
+        return rich_table
 
 
 def _shorten_sets(table: Table) -> Table:

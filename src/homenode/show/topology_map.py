@@ -74,15 +74,15 @@ def topology_map(host: Host, plan: Plan | None = None) -> str:
     size = _cell_size(scene, frames)
     y += draw_packages(canvas, frames, scene, size, (_MARGIN, y, width))
     y += 12 if frames else 0
-    drawn = {block.node.index for frame in frames for block in frame.blocks if block.node}
+    drawn_nodes = {block.node.index for frame in frames for block in frame.blocks if block.node}
     y += draw_other_nodes(canvas, host, (_MARGIN, y, width))
-    loose = [group for group in devices if group.node not in drawn]
+    loose = [group for group in devices if group.node not in drawn_nodes]
     y += draw_loose_devices(canvas, loose, scene.facts, (_MARGIN, y, width))
     y += draw_links(canvas, host, (_MARGIN, y, width))
     y += 4
     table = draw_distances(canvas, host, (_MARGIN, y, width / 2))
-    shown = sum(bool(node.pus) for node in host.nodes)
-    map_width = 46 + (36 if shown <= 8 else 28) * shown + 60 if table else 0
+    shown_count = sum(bool(node.pus) for node in host.nodes)
+    map_width = 46 + (36 if shown_count <= 8 else 28) * shown_count + 60 if table else 0
     map_width = max(map_width, 260) if table else 0
     legend = draw_legend(canvas, scene, (_MARGIN + map_width, y, width - map_width))
     return canvas.serialize(y + max(table, legend) + _MARGIN)
@@ -277,21 +277,21 @@ def draw_links(canvas: SvgCanvas, host: Host, place: tuple[float, float, float])
 def draw_distances(canvas: SvgCanvas, host: Host, place: tuple[float, float, float]) -> float:
     """Draw distances between nodes with CPUs as a small table; return its height, 0 without one."""
     x, y, _ = place
-    shown = [(i, node.index) for i, node in enumerate(host.nodes) if node.pus]
-    if host.distances is None or len(host.nodes) < 2 or not 1 < len(shown) <= _MAX_DISTANCES:
+    shown_nodes = [(i, node.index) for i, node in enumerate(host.nodes) if node.pus]
+    if host.distances is None or len(host.nodes) < 2 or not 1 < len(shown_nodes) <= _MAX_DISTANCES:
         return 0.0
-    side = 36.0 if len(shown) <= 8 else 28.0
-    title = "distances" if len(shown) == len(host.nodes) else "distances of nodes with CPUs"
+    side = 36.0 if len(shown_nodes) <= 8 else 28.0
+    title = "distances" if len(shown_nodes) == len(host.nodes) else "distances of nodes with CPUs"
     canvas.draw_text(x, y + 14, title, 12, bold=True)
     canvas.draw_text(x, y + 28, "(SLIT; row: from, column: to)", 10, "dim")
     top, start = y + 50, x + 46
-    far = max(host.distances[a][b] for a, _ in shown for b, _ in shown)
-    for position, (row, index) in enumerate(shown):
+    far = max(host.distances[a][b] for a, _ in shown_nodes for b, _ in shown_nodes)
+    for position, (row, index) in enumerate(shown_nodes):
         middle = start + position * side + side / 2
         canvas.draw_text(middle, top - 5, str(index), 10, "dim", anchor="middle")
         baseline = top + position * 20 + 14
         canvas.draw_text(x, baseline, f"node {index}", 10, "dim")
-        for column, (other, _) in enumerate(shown):
+        for column, (other, _) in enumerate(shown_nodes):
             distance = host.distances[row][other]
             shade = canvas.draw_rect(
                 start + column * side, top + position * 20, side - 1, 19, "bar-used"
@@ -300,7 +300,7 @@ def draw_distances(canvas: SvgCanvas, host: Host, place: tuple[float, float, flo
             canvas.draw_text(
                 start + column * side + side / 2, baseline, str(distance), 10, anchor="middle"
             )
-    return 50 + 20.0 * len(shown) + 4
+    return 50 + 20.0 * len(shown_nodes) + 4
 
 
 def draw_legend(canvas: SvgCanvas, scene: Scene, place: tuple[float, float, float]) -> float:

@@ -45,7 +45,7 @@ def format_progress(progress: Progress, noun: str = "jobs") -> str:
     >>> format_progress(Progress((one,), "stream", 130.0), "steps")
     '1 of 1 steps done: stream, 2 min left'
     """
-    done = progress.count(TaskState.DONE)
+    done_count = progress.count(TaskState.DONE)
     states = [s for s in TaskState if s not in (TaskState.DONE, TaskState.WAITING)]
     counts = [f"{progress.count(state)} {state}" for state in states if progress.count(state)]
     waits = dict.fromkeys(
@@ -53,7 +53,7 @@ def format_progress(progress: Progress, noun: str = "jobs") -> str:
         for task in progress.tasks
         if task.state is TaskState.PENDING and task.reason
     )
-    line = ", ".join((f"{done} of {progress.total} {noun} done", *counts))
+    line = ", ".join((f"{done_count} of {progress.total} {noun} done", *counts))
     if waits:
         line += f" (waiting for: {'; '.join(sorted(waits))})"
     if progress.now:
@@ -71,9 +71,9 @@ def progress_view(progress: Progress, noun: str = "jobs") -> Doc:
     line = Text(format_progress(progress, noun), "bold")
     if progress.now:
         return Doc("", (line,))
-    shown = progress.tasks
-    if len(shown) > _MAX_SHOWN:
-        shown = tuple(sorted(shown, key=lambda task: _ORDER.index(task.state)))[:_MAX_SHOWN]
+    tasks = progress.tasks
+    if len(tasks) > _MAX_SHOWN:
+        tasks = tuple(sorted(tasks, key=lambda task: _ORDER.index(task.state)))[:_MAX_SHOWN]
     rows = tuple(
         (
             task.job or "",
@@ -81,10 +81,10 @@ def progress_view(progress: Progress, noun: str = "jobs") -> Doc:
             Cell((str(task.state),), _LOOKS.get(task.state, "bad")),
             task.reason,
         )
-        for task in shown
+        for task in tasks
     )
-    omitted = len(progress.tasks) - len(shown)
-    more_lines = (Text(f"{omitted} more"),) if omitted else ()
+    omitted_count = len(progress.tasks) - len(tasks)
+    more_lines = (Text(f"{omitted_count} more"),) if omitted_count else ()
     heads = ("job", "experiment", "state", "why")
     table = Table(heads=heads, rows=rows, folds=("experiment", "why"))
     return Doc("", (table, *more_lines, line))
@@ -103,11 +103,11 @@ def format_missing(missing: Iterable[TaskStatus]) -> Iterator[str]:
         groups.setdefault((task.state, task.reason), []).append(task)
     for (state, reason), tasks in groups.items():
         names = [task.name + (f" (job {task.job})" if task.job else "") for task in tasks]
-        shown = ", ".join(names[:_MAX_NAMED])
+        shown_names = ", ".join(names[:_MAX_NAMED])
         if len(names) > _MAX_NAMED:
-            shown += f" and {len(names) - _MAX_NAMED} more"
+            shown_names += f" and {len(names) - _MAX_NAMED} more"
         reason_text = f": {printable(reason)}" if reason else ""
-        yield f"{len(tasks)} {state}{reason_text}: {shown}"
+        yield f"{len(tasks)} {state}{reason_text}: {shown_names}"
 
 
 _OUTCOMES = {
@@ -181,8 +181,8 @@ def format_status(
     trial's name in commands. is_running: a homenode is running it now."""
     head, state = trial.head, trial.state
     assert head is not None, "what cannot be read has no status"
-    measured = sum(step.number in state.measured_boots for step in steps)
-    answer = f"{head.source}: {measured} of {plural(len(steps), 'boot')} measured"
+    measured_count = sum(step.number in state.measured_boots for step in steps)
+    answer = f"{head.source}: {measured_count} of {plural(len(steps), 'boot')} measured"
     rows = {"trial": head.id}
     if trial.entries:
         entry = trial.entries[-1]
@@ -203,7 +203,7 @@ def format_status(
         rows["undo"] = command_line("homenode", "trial", "undo", name)
     else:
         answer += ", no step to undo"
-        if measured < len(steps):
+        if measured_count < len(steps):
             rows["next"] = command_line("homenode", "trial", "resume", name)
     return Doc(answer, (build_outcomes_table(state, steps), *_format_labels(rows.items())))
 
@@ -229,7 +229,7 @@ def build_outcomes_table(state: TrialState, steps: Sequence[ScheduledTask]) -> T
         samples = sum(entry.samples or 0 for entry in entries)
         numbers = number_list(step.number + 1 for step in boots)
         cell = Cell((_OUTCOMES[EntryKind(outcome)] if outcome else Span("to be done"),))
-        counted = f"{samples:,} samples" if samples else ""
-        rows.append((layout, numbers, cell, "; ".join(filter(None, (counted, detail)))))
+        count_text = f"{samples:,} samples" if samples else ""
+        rows.append((layout, numbers, cell, "; ".join(filter(None, (count_text, detail)))))
     heads = ("layout", "boots", "came to", "detail")
     return Table(heads=heads, rows=tuple(rows), folds=heads[-1:])

@@ -40,7 +40,7 @@ class ApplyOutcome(Struct, frozen=True):
 class DomainChange(Struct, frozen=True, kw_only=True):
     name: str
     tuned: bytes
-    original: bytes  # what `virsh.read_definition` returned, from which `tuned` was made
+    original: bytes  # what `virsh.read_definition` returned, from which `tuned_xml` was made
 
 
 class DefineStep:
@@ -121,13 +121,13 @@ class DefineStep:
             self._now = self._read()
             if (answered or not self._is_untouched) and not self._is_edited:
                 entry = self._record_outcome(entry, self._now, note)
-        lost = () if self._is_edited else list_dropped_fields(self.tuned, self._now)
-        if lost:
+        fields = () if self._is_edited else list_dropped_fields(self.tuned, self._now)
+        if fields:
             dropped = self.store.save(self._now)
             self._define(self.store.save(self._original))
             self._record_outcome(entry, self._original, note)
             raise HostError(
-                f"{self.state.name}: libvirt changed {'; '.join(lost)}; the original is back",
+                f"{self.state.name}: libvirt changed {'; '.join(fields)}; the original is back",
                 hint="update libvirt, or choose another --layout; its definition was "
                 f"{self.store.definition_path(dropped)}",
             )
@@ -173,9 +173,9 @@ class DefineStep:
     def _read(self) -> bytes:
         return self.virsh.read_definition(self.state.uuid)
 
-    def _is_still(self, expected: bytes | None) -> bool:
+    def _is_still(self, expected_xml: bytes | None) -> bool:
         now = self._read()
-        return expected is not None and is_same_definition(now, expected)
+        return expected_xml is not None and is_same_definition(now, expected_xml)
 
     def _define(self, document: str | None) -> None:
         self.store.read_document(document)  # raises if it differs from what was saved
@@ -190,14 +190,14 @@ class DefineStep:
         note(entry)
         return entry
 
-    def _begin(self, entry: ChangeEntry, expected: bytes, note: Note) -> None:
+    def _begin(self, entry: ChangeEntry, expected_xml: bytes, note: Note) -> None:
         """Write the entry of a change, then check that the definition is still the expected one.
 
         libvirt has no compare-and-define: an edit within the next milliseconds is lost. Raises
         InputError.
         """
         note(entry)
-        if self._is_still(expected):
+        if self._is_still(expected_xml):
             return
         # Reset to before the change: the original of a line with "rejected" is never restored.
         note(self._last or entry.with_state(ChangeState.REJECTED))
@@ -289,39 +289,39 @@ def check_current(virsh: Virsh, state: DomainState, original: bytes) -> None:
         )
 
 
-def list_dropped_fields(tuned: bytes, printed: bytes) -> tuple[str, ...]:
-    """Return the fields of `tuned` that libvirt dropped or changed; added addresses and defaults do
-    not count. Raises ParseError or InputError."""
-    planned = build_vm(open_domain(tuned, "the tuned definition"))
-    stored = build_vm(open_domain(printed, "libvirt's definition"))
+def list_dropped_fields(tuned_xml: bytes, printed_xml: bytes) -> tuple[str, ...]:
+    """Return the fields of `tuned_xml` that libvirt dropped or changed; added addresses and
+    defaults do not count. Raises ParseError or InputError."""
+    tuned_vm = build_vm(open_domain(tuned_xml, "the tuned definition"))
+    stored_vm = build_vm(open_domain(printed_xml, "libvirt's definition"))
     return tuple(
         f"{comparison.subject}: {comparison.expected} became {comparison.observed}"
-        for comparison in diff(planned, stored)
+        for comparison in diff(tuned_vm, stored_vm)
     )
 
 
-def is_printed(tuned: bytes, before: bytes, printed: bytes) -> bool:
-    """Return whether `printed` is what libvirt printed of `tuned`, and was not edited since.
+def is_printed(tuned_xml: bytes, before: bytes, printed: bytes) -> bool:
+    """Return whether `printed` is what libvirt printed of `tuned_xml`, and was not edited since.
 
-    before: the definition that `tuned` was made from, as libvirt printed it. libvirt writes
-    defaults and addresses into what is new in `tuned`, and prints all else as before.
+    before: the definition that `tuned_xml` was made from, as libvirt printed it. libvirt writes
+    defaults and addresses into what is new in `tuned_xml`, and prints all else as before.
     Raises ParseError or InputError.
     """
-    return not is_edited(tuned, before, printed) and not list_dropped_fields(tuned, printed)
+    return not is_edited(tuned_xml, before, printed) and not list_dropped_fields(tuned_xml, printed)
 
 
 def is_edited(tuned: bytes, before: bytes, printed: bytes) -> bool:
     """Return whether a definition differs from a given one in what neither libvirt nor the step
     from `before` changes. Raises ParseError or InputError."""
-    added = list_added_ports(open_domain(tuned, "definition"), open_domain(printed, "definition"))
-    old, new, stored = _parse_parts(before), _parse_parts(tuned), _parse_parts(printed, added)
-    if (old & new) - stored or _count_devices(new) != _count_devices(stored):
+    ports = list_added_ports(open_domain(tuned, "definition"), open_domain(printed, "definition"))
+    old, new, stored_parts = _parse_parts(before), _parse_parts(tuned), _parse_parts(printed, ports)
+    if (old & new) - stored_parts or _count_devices(new) != _count_devices(stored_parts):
         return True
     # Anything else that `tuned` does not have is libvirt's, in an element that changed, or
     # the address of a device that did: of a GPU that the VM did not have.
-    changed = {path for path, _ in (new - old) + (old - new)}
-    changed |= {f"{path}/address" for path in changed if path.startswith("/domain/devices/")}
-    return any(path not in changed for path, _ in stored - new)
+    paths = {path for path, _ in (new - old) + (old - new)}
+    paths |= {f"{path}/address" for path in paths if path.startswith("/domain/devices/")}
+    return any(path not in paths for path, _ in stored_parts - new)
 
 
 def find_last_defined(store: DomainStore, entry: ChangeEntry, now: bytes) -> bytes:
@@ -367,23 +367,23 @@ def _count_devices(parts: Counter[tuple[str, str]]) -> Counter[str]:
 def _parse_parts(document: bytes, ports: frozenset[int] = frozenset()) -> Counter[tuple[str, str]]:
     """Return (path of names, attributes and text) of each element by itself. ports: indices of PCI
     controllers that are skipped."""
-    opened = open_domain(document, "definition")
-    skipped = {element.start for index, element in pci_controllers(opened) if index in ports}
+    definition = open_domain(document, "definition")
+    starts = {element.start for index, element in pci_controllers(definition) if index in ports}
     parts: Counter[tuple[str, str]] = Counter()
-    stack = [("", opened.root)]
+    stack = [("", definition.root)]
     while stack:
         above, element = stack.pop()
         path = f"{above}/{element.name}"
         parts[path, f"{sorted(element.attributes)} {element.text.strip()}"] += 1
-        stack += [(path, child) for child in element.children if child.start not in skipped]
+        stack += [(path, child) for child in element.children if child.start not in starts]
     return parts
 
 
-def find_lost_passwords(original: bytes, tuned: bytes) -> tuple[str, ...]:
+def find_lost_passwords(original: bytes, tuned_xml: bytes) -> tuple[str, ...]:
     """Return the types of displays that have a password only in the original. `virsh dumpxml` omits
     passwords without --security-info."""
     before = _parse_displays(original, "the definition")
-    after = dict(_parse_displays(tuned, "the tuned definition"))
+    after = dict(_parse_displays(tuned_xml, "the tuned definition"))
     return tuple(kind for kind, has in before if has and not after.get(kind, True))
 
 

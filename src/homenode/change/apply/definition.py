@@ -38,30 +38,30 @@ from homenode.vm.model import Vm
 
 
 def preview_definition(
-    virsh: Virsh, name: str, tuned: bytes, original: bytes, root: Path
+    virsh: Virsh, name: str, tuned_xml: bytes, original: bytes, root: Path
 ) -> ApplyOutcome:
     """Return what apply_definition would do, and change nothing. Raises the same errors."""
     state = virsh.find_domain(name)
-    _check_identity(state, tuned, original)
+    _check_identity(state, tuned_xml, original)
     store = DomainStore(root, virsh.connect, state.uuid)
     check_current(virsh, state, original)
     base = first_original(store, state, original, virsh.connect)
-    against = _find_obstacles(virsh, state, tuned)
+    against = _find_obstacles(virsh, state, tuned_xml)
     return ApplyOutcome(
         state=state,
         original=store.definition_path(base),
         defined=None,
         obstacles=against,
-        changed=tuned != original,
+        changed=tuned_xml != original,
         is_original_placed=is_recorded(base, original),
     )
 
 
 def apply_definition(
-    virsh: Virsh, name: str, tuned: bytes, original: bytes, root: Path
+    virsh: Virsh, name: str, tuned_xml: bytes, original: bytes, root: Path
 ) -> ApplyOutcome:
     """Define one domain; see apply_definitions."""
-    change = DomainChange(name=name, tuned=tuned, original=original)
+    change = DomainChange(name=name, tuned=tuned_xml, original=original)
     return apply_definitions(virsh, (change,), root)[0]
 
 
@@ -164,11 +164,11 @@ def _find_other_connection(virsh: Virsh, state: DomainState, root: Path) -> str:
     elsewhere = list_connections(root, state.uuid)
     if elsewhere:
         return f"it was applied with --connect {elsewhere[0]}"
-    saved = list_saved_originals(root, virsh.connect, state.name)
-    if saved:
+    originals = list_saved_originals(root, virsh.connect, state.name)
+    if originals:
         return (
             f"homenode applied to a domain of this name with another UUID, whose original is "
-            f"{saved[0]}: compare it with virsh dumpxml --inactive {state.uuid}"
+            f"{originals[0]}: compare it with virsh dumpxml --inactive {state.uuid}"
         )
     return "only what this user's `homenode apply` defined on this machine can be restored"
 
@@ -190,27 +190,27 @@ def _keep_edits(store: DomainStore, restorable: "RestorePreview") -> "RestorePre
     if entry.what not in TO_UNDO:
         return replace(restorable, original=restorable.definition)  # nothing of a layout is in it
     now = restorable.definition
-    edited = open_domain(now, f"{name} (now)")
+    edited_domain = open_domain(now, f"{name} (now)")
     candidates = [store.read_document(last_known_sha256(entry))]
     if entry.what is ChangeState.BEGIN:
         # Interrupted: libvirt may have replaced the definition, but the stored result is unknown.
-        tuned = store.read_document(entry.after)
+        tuned_xml = store.read_document(entry.after)
         candidates += [
-            add_libvirt_parts(open_domain(tuned, f"{name} (given)"), edited).to_bytes(),
-            tuned,
+            add_libvirt_parts(open_domain(tuned_xml, f"{name} (given)"), edited_domain).to_bytes(),
+            tuned_xml,
         ]
-    applied = min(candidates, key=lambda text: count_differences(text, now))
-    merged = take_out(
+    applied_text = min(candidates, key=lambda text: count_differences(text, now))
+    domain = take_out(
         open_domain(restorable.original, f"{name} (original)"),
-        open_domain(applied, f"{name} (applied)"),
-        edited,
+        open_domain(applied_text, f"{name} (applied)"),
+        edited_domain,
     )
-    if merged.conflicts:
+    if domain.conflicts:
         raise InputError(
-            f"{name}: the layout and an edit changed: {'; '.join(merged.conflicts)}",
+            f"{name}: the layout and an edit changed: {'; '.join(domain.conflicts)}",
             hint="virsh edit: set each to its original or its applied value, then restore again",
         )
-    return replace(restorable, original=merged.document.to_bytes(), moved=merged.moved)
+    return replace(restorable, original=domain.document.to_bytes(), moved=domain.moved)
 
 
 def restore_definition(
@@ -267,13 +267,13 @@ def find_domain_to_restore(virsh: Virsh, name: str, root: Path) -> DomainState:
     try:
         return virsh.find_domain(name)
     except InputError as error:
-        saved = list_saved_originals(root, virsh.connect, name.strip())
-        if not saved:
+        originals = list_saved_originals(root, virsh.connect, name.strip())
+        if not originals:
             raise
         raise InputError(
             error.message,
             hint="the domain is no longer defined; this restores it: "
-            + command_line("virsh", "-c", virsh.connect, "define", saved[0]),
+            + command_line("virsh", "-c", virsh.connect, "define", originals[0]),
         ) from None
 
 
@@ -294,14 +294,14 @@ def forget_original(virsh: Virsh, name: str, root: Path) -> Path:
         entry = store.definition()
         if entry is None:
             raise InputError(f"{state.name}: no saved original")
-        forgotten = structs.replace(entry, before=store.save(virsh.read_definition(state.uuid)))
-        forgotten = structs.replace(forgotten, facts={"name": state.name})
-        store.journal.write(forgotten.with_state(ChangeState.KEPT))
+        last_entry = structs.replace(entry, before=store.save(virsh.read_definition(state.uuid)))
+        last_entry = structs.replace(last_entry, facts={"name": state.name})
+        store.journal.write(last_entry.with_state(ChangeState.KEPT))
     return store.definition_path(entry.before)
 
 
-def _check_identity(state: DomainState, tuned: bytes, original: bytes) -> None:
-    guest = read_vm(tuned, "the tuned definition")
+def _check_identity(state: DomainState, tuned_xml: bytes, original: bytes) -> None:
+    guest = read_vm(tuned_xml, "the tuned definition")
     uuid = guest.uuid.lower() if guest.uuid else None
     if guest.name != state.name or uuid != state.uuid:
         raise UsageError(
@@ -309,10 +309,10 @@ def _check_identity(state: DomainState, tuned: bytes, original: bytes) -> None:
             f"{state.name} ({state.uuid})",
             hint=f"virsh dumpxml --inactive {state.uuid} > VM.xml, then plan that",
         )
-    lost = find_lost_passwords(original, tuned)
-    if lost:
+    lost_passwords = find_lost_passwords(original, tuned_xml)
+    if lost_passwords:
         raise UsageError(
-            f"the tuned definition lacks the passwords of {', '.join(lost)}",
+            f"the tuned definition lacks the passwords of {', '.join(lost_passwords)}",
             hint=f"virsh dumpxml --inactive --security-info {state.uuid} > VM.xml, then plan that",
         )
 

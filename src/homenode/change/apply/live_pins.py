@@ -37,7 +37,7 @@ class RepinnedThreads(Struct, frozen=True):
     strangers: CpuSet  # nodes that the running domain's memory may use and the definition's may not
 
 
-def preview_live_pins(virsh: Virsh, name: str, tuned: bytes) -> RepinnedThreads:
+def preview_live_pins(virsh: Virsh, name: str, tuned_xml: bytes) -> RepinnedThreads:
     """Return what apply_live_pins would do, and change nothing. Raises UsageError if the domain
     does not run, or runs with other vCPUs or IOThreads than the document has."""
     state = virsh.find_domain(name)
@@ -46,9 +46,9 @@ def preview_live_pins(virsh: Virsh, name: str, tuned: bytes) -> RepinnedThreads:
             f"{state.name} is {state.state}: --live-pins moves the threads of a running VM",
             hint="omit --live-pins to change the definition",
         )
-    facts = build_vm(open_domain(tuned, "the tuned definition"))
+    facts = build_vm(open_domain(tuned_xml, "the tuned definition"))
     running = build_vm(open_domain(virsh.live_definition(state.uuid), state.name))
-    planned = _list_pins(facts)
+    planned_pins = _list_pins(facts)
     current = {(pin.kind, pin.number): pin for pin in virsh.live_pins(state.uuid)}
     if running.vcpus != facts.vcpus:
         raise UsageError(
@@ -56,7 +56,7 @@ def preview_live_pins(virsh: Virsh, name: str, tuned: bytes) -> RepinnedThreads:
             f"found {running.vcpus} running",
             hint="--keep-vcpus, or shut it down and apply",
         )
-    missing = [pin for pin in planned if (pin.kind, pin.number) not in current]
+    missing = [pin for pin in planned_pins if (pin.kind, pin.number) not in current]
     missing = [pin for pin in missing if pin.kind != "vcpu"]  # offline vCPUs have no thread
     if missing:
         raise UsageError(
@@ -65,7 +65,7 @@ def preview_live_pins(virsh: Virsh, name: str, tuned: bytes) -> RepinnedThreads:
         )
     moves = [
         (current[pin.kind, pin.number], pin)
-        for pin in planned
+        for pin in planned_pins
         if (pin.kind, pin.number) in current and current[pin.kind, pin.number] != pin
     ]
     return RepinnedThreads(
@@ -76,26 +76,26 @@ def preview_live_pins(virsh: Virsh, name: str, tuned: bytes) -> RepinnedThreads:
     )
 
 
-def apply_live_pins(virsh: Virsh, name: str, tuned: bytes, root: Path) -> RepinnedThreads:
+def apply_live_pins(virsh: Virsh, name: str, tuned_xml: bytes, root: Path) -> RepinnedThreads:
     """Move the threads of a running domain; their pins are saved first. Raises like the preview. If
     a thread cannot be moved, the threads before it are restored."""
     state = virsh.find_domain(name)
     store = DomainStore(root, virsh.connect, state.uuid)
     words = command_line("homenode", "apply", state.argument, "--live-pins")
     with host_locked(root, virsh.connect, words):
-        moved = preview_live_pins(virsh, state.uuid, tuned)
-        assert moved.state.run_id is not None, "it runs, or the preview had raised"
-        before, after = moved.before, moved.after
+        threads = preview_live_pins(virsh, state.uuid, tuned_xml)
+        assert threads.state.run_id is not None, "it runs, or the preview had raised"
+        before, after = threads.before, threads.after
         mark = _run_mark(virsh, state.uuid)
-        earlier = find_moved_pins(store, moved.state.run_id, mark)
+        earlier = find_moved_pins(store, threads.state.run_id, mark)
         if earlier is None and not after:
-            return moved
+            return threads
         if earlier is not None:
             # The first pins are restored, also for threads that move again.
             first = {(pin.kind, pin.number): pin for pin in (*before, *earlier[0])}
             last = {(pin.kind, pin.number): pin for pin in (*earlier[1], *after)}
             before, after = tuple(first.values()), tuple(last[key] for key in first)
-        facts = {"name": state.name, "run_id": str(moved.state.run_id), "run_mark": mark}
+        facts = {"name": state.name, "run_id": str(threads.state.run_id), "run_mark": mark}
         entry = ChangeEntry(
             what=ChangeState.BEGIN,
             kind=PIN,
@@ -106,9 +106,9 @@ def apply_live_pins(virsh: Virsh, name: str, tuned: bytes, root: Path) -> Repinn
             by_hand="; ".join(_format_commands(virsh, state.uuid, before)),
         )
         store.journal.write(entry)
-        _move(virsh, state.uuid, moved)
+        _move(virsh, state.uuid, threads)
         store.journal.write(entry.with_state(ChangeState.DONE))
-    return moved
+    return threads
 
 
 def find_moved_pins(
@@ -142,9 +142,9 @@ def preview_restore_live_pins(virsh: Virsh, name: str, root: Path) -> tuple[Live
         if entry.kind == PIN and entry.facts.get("run_id") == str(state.run_id)
         for pin in pins_of_text(f"{entry.before}; {entry.after}")
     }
-    moved = {(pin.kind, pin.number) for pin in after}
+    thread_keys = {(pin.kind, pin.number) for pin in after}
     for pin in virsh.live_pins(state.uuid):
-        if (pin.kind, pin.number) in moved and pin not in ours:
+        if (pin.kind, pin.number) in thread_keys and pin not in ours:
             raise InputError(
                 f"{state.name}: another program moved {pin.kind} {pin.number} to CPUs {pin.pus}",
                 hint=f"virsh {pin.kind}pin moves it back manually",

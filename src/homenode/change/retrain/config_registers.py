@@ -159,13 +159,13 @@ class SysfsConfigSpace:
         try:
             descriptor = open_registers(f"{self._root}/{bdf}/config", to_write=True)
             try:
-                written = os.pwrite(descriptor, value.to_bytes(size, "little"), offset)
+                byte_count = os.pwrite(descriptor, value.to_bytes(size, "little"), offset)
             finally:
                 os.close(descriptor)
         except OSError as error:
             raise self._make_error(bdf, "write", offset, error.strerror or str(error)) from None
-        if written != size:
-            raise self._make_error(bdf, "write", offset, f"{written} bytes written")
+        if byte_count != size:
+            raise self._make_error(bdf, "write", offset, f"{byte_count} bytes written")
 
     def _make_error(self, bdf: Bdf, verb: str, offset: int, reason: str) -> HostError:
         return HostError(

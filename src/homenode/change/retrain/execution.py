@@ -85,10 +85,10 @@ class RetrainStep:
         self,
         plan: RetrainPlan,
         space: ConfigSpace,
-        begun: ChangeEntry | None = None,
+        begun_entry: ChangeEntry | None = None,
         wait: Callable[[float], object] = time.sleep,
     ) -> None:
-        self._plan, self._space, self._begun, self._wait = plan, space, begun, wait
+        self._plan, self._space, self._begun, self._wait = plan, space, begun_entry, wait
         self._log: list[str] = []
         self.result = RetrainResult(plan.before, (), ())
 
@@ -134,7 +134,7 @@ class RetrainStep:
             return _note_state(entry, ChangeState.DONE, note)
         entry = self.undo(entry, note)
         back = self.result.registers
-        failed = finding(
+        failure = finding(
             "retrain-failed",
             f"{plan.device} below port {plan.port}",
             expected=f"{plan.target_gt_per_s:g} GT/s x{plan.expected_width} after training",
@@ -145,7 +145,7 @@ class RetrainStep:
             case=None if back.is_up else "no link",
             source=_SOURCE,
         )
-        self.result = RetrainResult(back, tuple(self._log), (failed,))
+        self.result = RetrainResult(back, tuple(self._log), (failure,))
         return entry
 
     def undo(self, entry: ChangeEntry, note: Note) -> ChangeEntry:

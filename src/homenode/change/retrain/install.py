@@ -77,11 +77,11 @@ START, STARTED = "start", "started"
 def gpus_of_domain(xml: bytes, host: Host) -> tuple[Bdf, ...]:
     """Return the domain's passed-through GPUs, one for each link, without virtual functions. Raises
     ParseError or InputError."""
-    passed = {hostdev.bdf for hostdev in read_hostdevs(open_domain(xml, "domain"))}
+    passed_bdfs = {hostdev.bdf for hostdev in read_hostdevs(open_domain(xml, "domain"))}
     return tuple(
         path.device.bdf
         for path in device_paths(host)
-        if path.device.kind is DeviceKind.GPU and path.device.bdf in passed
+        if path.device.kind is DeviceKind.GPU and path.device.bdf in passed_bdfs
     )
 
 
@@ -120,14 +120,14 @@ def find_dropped_links(
             rate = LinkRate(rate.gt_per_s, current.width)
         if current.bytes_per_s >= rate.bytes_per_s:
             continue
-        lost = 1 - current.bytes_per_s / rate.bytes_per_s
+        lost_share = 1 - current.bytes_per_s / rate.bytes_per_s
         when = "at start/begin" if path.device.bdf in before else "what both ends can"
         yield finding(
             "pcie-link-dropped",
             f"GPU {path.device.bdf} of domain {domain} below port {link.upper.bdf}",
             expected=f"{rate.format_with_rate()}, {when}",
             observed=current.format_with_rate(),
-            cost=f"{lost * 100:.0f} % of the link: {format_rate(current.bytes_per_s)}",
+            cost=f"{lost_share * 100:.0f} % of the link: {format_rate(current.bytes_per_s)}",
             fix="shut the guest down, then homenode doctor retrain "
             f"{path.device.bdf} --apply; nothing is retrained under a running guest",
             source="LnkSta at libvirt's `started`, before the guest's driver can idle the link",

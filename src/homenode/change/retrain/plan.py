@@ -144,13 +144,13 @@ def describe(plan: RetrainPlan) -> tuple[str, ...]:
     if not plan.is_needed:
         return (*lines, f"nothing to do: the link runs at {plan.target_gt_per_s:g} GT/s")
     new = before.control_2 & ~TARGET_SPEED_MASK | plan.target_code
-    trained = before.control | RETRAIN_LINK
+    control = before.control | RETRAIN_LINK
     return (
         *lines,
         f"would write only to port {plan.port}:",
         f"  Link Control 2 (CAP_EXP+0x30.w): {before.control_2:#06x} -> {new:#06x}, mask 0x000f: "
         f"target speed {plan.target_gt_per_s:g} GT/s",
-        f"  Link Control (CAP_EXP+0x10.w): {before.control:#06x} -> {trained:#06x}, "
+        f"  Link Control (CAP_EXP+0x10.w): {before.control:#06x} -> {control:#06x}, "
         "mask 0x0020: Retrain Link",
         f"expected: {plan.target_gt_per_s:g} GT/s x{plan.expected_width}; the previous values "
         "are restored if it fails",

@@ -124,8 +124,8 @@ def _kernel_change(was: str, now: str) -> Severity | None:
 
 def _may_be_equal(word: str, other: str) -> bool:
     """Return whether two words are equal, or differ in a part that one of the captures redacted."""
-    for redacted, shown in ((word, other), (other, word)):
-        parts = redacted.split("redacted")
+    for redacted_word, shown in ((word, other), (other, word)):
+        parts = redacted_word.split("redacted")
         is_as_long = len(shown) >= len(parts[0]) + len(parts[-1])
         if parts[1:] and is_as_long and shown.startswith(parts[0]) and shown.endswith(parts[-1]):
             return True
@@ -232,7 +232,7 @@ def find_drift(record: Record, host: Host, source: str) -> Iterator[Finding]:
     """Find the differences of a host from a record; faster links and more huge pages do not count.
     source: of the record."""
     present = record_of(host)
-    devices, listed = (
+    devices, listed_models = (
         {fact_subject: model for (fact, fact_subject), model in facts.items() if fact is _MODEL}
         for facts in (record, present)
     )
@@ -245,18 +245,18 @@ def find_drift(record: Record, host: Host, source: str) -> Iterator[Finding]:
             severity = fact.judge(was, now)
         elif fact is _MODEL:
             is_unread = fact_subject in host.device_at and now is None
-            severity = Severity.CRITICAL if devices and listed and not is_unread else None
+            severity = Severity.CRITICAL if devices and listed_models and not is_unread else None
             absent = "no such device"
         elif fact.id == "drift-link":
             severity = (
                 Severity.INCONCLUSIVE
-                if fact_subject in devices and fact_subject in listed and was
+                if fact_subject in devices and fact_subject in listed_models and was
                 else None
             )
         elif was and fact.id != "drift-device":
             unread.append((fact, fact_subject))
         if severity is not None:
-            model = devices.get(fact_subject) or listed.get(fact_subject)
+            model = devices.get(fact_subject) or listed_models.get(fact_subject)
             yield finding(
                 fact.id,
                 fact_subject or fact.label
@@ -351,10 +351,10 @@ def compare_fleet(
         if len(members) < MIN_HOSTS:
             alone += [name for name, _ in members]
             continue
-        expected = find_majority(record_of(host) for _, host in members)
+        majority = find_majority(record_of(host) for _, host in members)
         groups: dict[tuple[str, ...], tuple[Finding, list[str]]] = {}
         for name, host in members:
-            for difference in find_drift(expected, host, kind):
+            for difference in find_drift(majority, host, kind):
                 if difference.severity is Severity.INCONCLUSIVE:
                     continue
                 key = (difference.id, difference.subject, difference.expected, difference.observed)

@@ -28,32 +28,32 @@ thousands a day."""
 
 def check_errors(host: Host) -> Iterator[Finding]:
     """Find lost data, and more retries than resets explain."""
-    seen: dict[object, PciDevice] = {}
+    first_devices: dict[object, PciDevice] = {}
     for path in device_paths(host):
-        seen.setdefault(path.device.bdf, path.device)
+        first_devices.setdefault(path.device.bdf, path.device)
         for link in path.links:
-            seen.setdefault(link.upper.bdf, link.upper)
-            seen.setdefault(link.lower.bdf, link.lower)
-    for device in seen.values():
+            first_devices.setdefault(link.upper.bdf, link.upper)
+            first_devices.setdefault(link.lower.bdf, link.lower)
+    for device in first_devices.values():
         yield from _judge_function(device)
 
 
 def _judge_function(device: PciDevice) -> Iterator[Finding]:
     errors = device.errors or PciErrors(())
     directory = f"/sys/bus/pci/devices/{device.bdf}"
-    lost = (*errors.fatal, *errors.nonfatal)
-    if lost:
+    serious_errors = (*errors.fatal, *errors.nonfatal)
+    if serious_errors:
         harmless = {name for name, _ in errors.nonfatal} <= _OF_RESETS and not errors.fatal
         harmless = harmless and dict(errors.nonfatal).get("CmpltTO", 0) < _FEW_TIMEOUTS
         yield finding(
             "pcie-errors-uncorrected",
             str(device.bdf),
             expected="no uncorrected errors",
-            observed=_format_counts(lost),
+            observed=_format_counts(serious_errors),
             severity=Severity.INFO if harmless else None,
             source=f"{directory}/aer_dev_nonfatal, aer_dev_fatal",
             devices=(device.bdf,),
-            count=sum(count for _, count in lost),
+            count=sum(count for _, count in serious_errors),
         )
     retries = sum(count for name, count in errors.correctable if name in _OF_THE_WIRE)
     replays = device.link_replays or 0
@@ -106,18 +106,18 @@ def copy_findings(
             yield _slow_copy(path.device.bdf, rate, path.expected)
 
 
-def _slow_copy(gpu: Bdf, rate: float, expected: LinkRate) -> Finding:
-    fits = find_rates(rate, expected)
-    excluded = LinkRate(2.5, expected.width)
+def _slow_copy(gpu: Bdf, rate: float, expected_rate: LinkRate) -> Finding:
+    fits = find_rates(rate, expected_rate)
+    excluded = LinkRate(2.5, expected_rate.width)
     not_one = f"; excludes {excluded.as_generation}" if excluded.bytes_per_s < rate else ""
     return finding(
         "h2d-low",
         f"GPU {gpu}",
-        expected=f"{format_rate(_SOUND * expected.bytes_per_s)} or more over "
-        f"{expected.format_with_rate()}",
+        expected=f"{format_rate(_SOUND * expected_rate.bytes_per_s)} or more over "
+        f"{expected_rate.format_with_rate()}",
         observed=f"{format_rate(rate)}, which fits "
         f"{', '.join(fit.as_generation for fit in fits) or 'no link at all'}{not_one}",
         severity=Severity.WARNING,
-        values={"share": f"{(1 - rate / expected.bytes_per_s) * 100:.0f}"},
+        values={"share": f"{(1 - rate / expected_rate.bytes_per_s) * 100:.0f}"},
         source="the result of --h2d, or of the copy that ran",
     )

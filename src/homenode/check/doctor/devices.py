@@ -254,15 +254,15 @@ def _group_peers(host: Host) -> list[list[Peer]]:
     return list(groups.values())
 
 
-def _check_peers(host: Host, reported: Set[Bdf]) -> Iterator[Finding]:
-    """Find devices with a worse value than most peers. reported: devices with findings already."""
+def _check_peers(host: Host, bdfs: Set[Bdf]) -> Iterator[Finding]:
+    """Find devices with a worse value than most peers. bdfs: devices with findings already."""
     for peers in _group_peers(host):
         slow: set[Bdf] = set()
         for fact in FACTS:
             values = {p.device: v for p in peers if (v := fact.read(p)) is not None}
             usual, is_known = _usual_value(list(values.values()), fact.is_worse)
-            named = [str(device.bdf) for device, value in values.items() if value == usual]
-            skipped = {"path": slow, "bars": reported, "peer links": reported}.get(fact.case, ())
+            usual_devices = [str(device.bdf) for device, value in values.items() if value == usual]
+            skipped_bdfs = {"path": slow, "bars": bdfs, "peer links": bdfs}.get(fact.case, ())
             for device, value in values.items():
                 if usual is None or value == usual or not fact.is_worse(value, usual):
                     continue
@@ -270,12 +270,12 @@ def _check_peers(host: Host, reported: Set[Bdf]) -> Iterator[Finding]:
                     slow.add(device.bdf)
                 # A slot that is not a GPU's may be meant to be narrow.
                 is_slot = fact.case in ("link", "path") and device.kind is not DeviceKind.GPU
-                if device.bdf not in skipped:
+                if device.bdf not in skipped_bdfs:
                     yield finding(
                         "device-odd",
                         f"{_name(device)}: {fact.label}",
-                        expected=f"{fact.text(usual)}, as {len(named)} like it: "
-                        f"{first_few(named, _MAX_NAMED)}",
+                        expected=f"{fact.text(usual)}, as {len(usual_devices)} like it: "
+                        f"{first_few(usual_devices, _MAX_NAMED)}",
                         observed=fact.text(value),
                         severity=None if is_known and not is_slot else Severity.INFO,
                         case=fact.case,

@@ -67,10 +67,10 @@ def diagnose(
         *(finding for check in CHECKS for finding in check(host)),
         *check_layout(host, with_advice=document is None and vm is None),
     ]
-    checked = [*filter(None, (", ".join(list_judged_areas(host)),)), *describe_paths(host)]
+    areas = [*filter(None, (", ".join(list_judged_areas(host)),)), *describe_paths(host)]
     if document is None and vm is None:
         findings += [*check_peers(host), *check_settings(host, None)]
-        return Findings(checked=tuple(checked), findings=sort_findings(findings))
+        return Findings(checked=tuple(areas), findings=sort_findings(findings))
     # Imported only here, because a check of a host alone does not need it.
     from homenode.check.domain.diagnosis import check_domain, domain_checked, locate
     from homenode.check.domain.memory import is_bound_by_numad
@@ -83,9 +83,9 @@ def diagnose(
     of_vm += check_settings(host, facts, memory_is_bound=is_bound_by_numad(document))
     findings += of_vm if document is not None else findings_for(target, _weigh(of_vm, facts, host))
     findings += check_peers(host, frozenset(hostdev.bdf for hostdev in facts.hostdevs))
-    checked[1:1] = domain_checked(facts, host)
+    areas[1:1] = domain_checked(facts, host)
     answer = findings if document is None else locate(findings, document)
-    return Findings(checked=tuple(checked), findings=sort_findings(answer))
+    return Findings(checked=tuple(areas), findings=sort_findings(answer))
 
 
 def _weigh(findings: Sequence[Finding], facts: "Vm", host: Host) -> list[Finding]:

@@ -82,7 +82,7 @@ def _check_unequal(host: Host) -> Iterator[Finding]:
         for package in host.packages
         if (khz := [o.hardware_khz for o in limits if o.hardware_khz and o.pus & package.pus])
     ]
-    for name, subject_noun, rows, share, shown, source in (
+    for name, subject_noun, rows, share, format_size, source in (
         ("node-memory-unequal", "node", memory, _UNEQUAL, format_bytes, _FIRMWARE),
         ("llc-unequal", "LLC of CPU", caches, 1, format_bytes, f"{_CPU}/cache"),
         (
@@ -100,7 +100,10 @@ def _check_unequal(host: Host) -> Iterator[Finding]:
             first = min(index for _, index in peers)  # what the kernel keeps, it takes there
             shares = {first: share}
             if less := [i for size, i in peers if size < shares.get(i, max(share, 0.98)) * largest]:
-                expected, observed = f"{shown(largest)}, as others with as many CPUs", shown(least)
+                expected, observed = (
+                    f"{format_size(largest)}, as others with as many CPUs",
+                    format_size(least),
+                )
                 yield finding(
                     name, f"{subject_noun} {number_list(less)}", expected, observed, source
                 )
@@ -131,10 +134,10 @@ def _find_nodes_without_memory(host: Host) -> Iterator[Finding]:
     for named in sorted(
         {gpu.firmware_node for gpu in gpus}, key=lambda node: -1 if node is None else node
     ):
-        lost = [gpu.bdf for gpu in gpus if gpu.firmware_node == named]
+        lost_gpus = [gpu.bdf for gpu in gpus if gpu.firmware_node == named]
         yield finding(
             "gpu-node-unknown",
-            f"GPU {', '.join(map(str, lost[:16]))}",
+            f"GPU {', '.join(map(str, lost_gpus[:16]))}",
             expected="a NUMA node",
             observed="numa_node is -1"
             if named is None
@@ -187,7 +190,7 @@ def check_settings(
 def _check_governor(host: Host, facts: Vm | None) -> Iterator[Finding]:
     """Judge the governors of the VM's pinned CPUs if each is known, else of all CPUs."""
     ours = CpuSet() if facts is None else facts.pinned_pus
-    slow, mixed = CpuSet(), CpuSet()
+    slow, cpus = CpuSet(), CpuSet()
     governors, drivers = host.settings.governors or (), host.settings.scaling_drivers
     if ours and host.settings.pus_of_governor is not None:
         vm_governors = [
@@ -195,11 +198,11 @@ def _check_governor(host: Host, facts: Vm | None) -> Iterator[Finding]:
         ]
         governors = tuple(name for name, _ in vm_governors)
         slow = CpuSet(pu for name, pus in vm_governors if name == "powersave" for pu in pus)
-        mixed = min((pus for _, pus in vm_governors), key=len) if len(vm_governors) > 1 else mixed
+        cpus = min((pus for _, pus in vm_governors), key=len) if len(vm_governors) > 1 else cpus
     elif facts is None:  # most CPUs are set to be fast, and some were forgotten
         slow_sets = [pus for name, pus in host.settings.pus_of_governor or () if name != _FAST]
-        mixed = CpuSet(pu for pus in slow_sets for pu in pus)
-        mixed = mixed if 2 * len(mixed) <= len(host.online_pus) else CpuSet()
+        cpus = CpuSet(pu for pus in slow_sets for pu in pus)
+        cpus = cpus if 2 * len(cpus) <= len(host.online_pus) else CpuSet()
     if drivers is None:
         return
     if "powersave" in governors and not _DRIVERS_WITH_OWN_CLOCK.issuperset(drivers):
@@ -210,13 +213,13 @@ def _check_governor(host: Host, facts: Vm | None) -> Iterator[Finding]:
             observed=f"powersave with driver {', '.join(drivers)}: the lowest clock always",
             source="Documentation/admin-guide/pm/cpufreq.rst",
         )
-    elif mixed:
+    elif cpus:
         yield finding(
             "governor-mixed",
-            f"cpufreq of {format_cpus(ours or mixed)}",
+            f"cpufreq of {format_cpus(ours or cpus)}",
             expected="one governor for all vCPUs" if ours else "performance, as most CPUs",
-            observed=f"{', '.join(governors)}; CPUs {mixed} differ",
-            values={"pus": ours or mixed},
+            observed=f"{', '.join(governors)}; CPUs {cpus} differ",
+            values={"pus": ours or cpus},
             severity=Severity.INFO if ours else None,
             source=_SYSFS,
         )

@@ -33,7 +33,7 @@ def check_links(
     host: Host,
     is_loaded: bool = False,
     known_widths: Mapping[Bdf, int] | None = None,
-    reached: frozenset[Bdf] | None = None,
+    reached_bdfs: frozenset[Bdf] | None = None,
 ) -> Iterator[Finding]:
     """Find each link that limits a device below the rate of its path.
 
@@ -45,7 +45,7 @@ def check_links(
     if is_loaded:
         gpus = host.devices_of_kind(DeviceKind.GPU)
         driven = frozenset(gpu.bdf for gpu in gpus if gpu.has_host_driver)
-        busy = driven if reached is None else reached
+        busy = driven if reached_bdfs is None else reached_bdfs
     behind: dict[Bdf, list[DevicePath]] = {}
     link_of: dict[Bdf, Link] = {}
     paths = device_paths(host, known_widths)
@@ -88,11 +88,11 @@ def _is_alone(gpu: PciDevice) -> bool:
     return gpu.parent is None and gpu.bdf.bus != 0 and gpu.physical_function is None
 
 
-def _is_limiting(link: Link, expected: LinkRate) -> bool:
+def _is_limiting(link: Link, rate: LinkRate) -> bool:
     current, capable = link.current, link.capable
     if current is None or capable is None:
         return False
-    return current.bytes_per_s < expected.bytes_per_s and current.bytes_per_s < capable.bytes_per_s
+    return current.bytes_per_s < rate.bytes_per_s and current.bytes_per_s < capable.bytes_per_s
 
 
 def _make_finding(
@@ -107,7 +107,7 @@ def _make_finding(
     assert current is not None and capable is not None
     is_slow, is_narrow = current.gt_per_s < capable.gt_per_s, current.width < capable.width
     idle = _idle_reason(link, affected, current, busy) if is_slow else None
-    capped = _find_limiting_port(link, current, capable)
+    port = _find_limiting_port(link, current, capable)
     sharers = () if is_slow else find_lane_sharers(link, host)
     observed = f"{current.format_with_rate()}{_format_current(link, current)}"
     severity: Severity | None = None
@@ -115,11 +115,11 @@ def _make_finding(
     if idle is not None and _is_narrow_next_to_wide(link, affected, paths):
         kind, severity, case = "pcie-link-narrow", Severity.WARNING, "idle"
         observed += f"; {idle}, but cards of this model next to it idle with all their lanes"
-    elif idle is not None and capped is not None:
+    elif idle is not None and port is not None:
         kind = "pcie-target-low"
         # The port's register bounds every training; a card's own may follow its driver's idling.
-        severity = Severity.CRITICAL if capped is link.upper else Severity.WARNING
-        observed += f"; Link Control 2 of the {_end_name(capped)} has {capped.target_gt_per_s:g} "
+        severity = Severity.CRITICAL if port is link.upper else Severity.WARNING
+        observed += f"; Link Control 2 of the {_end_name(port)} has {port.target_gt_per_s:g} "
         observed += "GT/s at most: no load raises this link"
     elif idle is not None:
         kind = "pcie-link-idle"
@@ -137,7 +137,7 @@ def _make_finding(
     worst = max(affected, key=lambda path: _rank(path.device.kind))
     assert worst.expected is not None
     path_rate = worst.expected.bytes_per_s
-    lost = max(1 - current.bytes_per_s / p.expected.bytes_per_s for p in affected if p.expected)
+    share = max(1 - current.bytes_per_s / p.expected.bytes_per_s for p in affected if p.expected)
     slot = "" if link.known_width is None else f"; the slot has {plural(link.known_width, 'lane')}"
     return finding(
         kind,
@@ -147,8 +147,8 @@ def _make_finding(
         severity=severity,
         case=case,
         values={
-            "share": f"{lost * 100:.0f}",
-            "reached": f"{(1 - lost) * 100:.0f}",
+            "share": f"{share * 100:.0f}",
+            "reached": f"{(1 - share) * 100:.0f}",
             "most": format_rate(path_rate),
             "lost": f"{(path_rate - current.bytes_per_s) / 1e9:.1f}",
             "lanes": f"{(1 - current.width / capable.width) * 100:.0f}",
@@ -212,9 +212,9 @@ def _rank(kind: DeviceKind) -> int:
     return (DeviceKind.GPU, DeviceKind.NVSWITCH, DeviceKind.NIC, DeviceKind.NVME)[::-1].index(kind)
 
 
-def _format_devices(affected: Iterable[DevicePath]) -> str:
+def _format_devices(paths: Iterable[DevicePath]) -> str:
     by_kind: dict[DeviceKind, list[str]] = {}
-    for path in sorted(affected, key=lambda path: -_rank(path.device.kind)):
+    for path in sorted(paths, key=lambda path: -_rank(path.device.kind)):
         by_kind.setdefault(path.device.kind, []).append(str(path.device.bdf))
     return ", ".join(f"{JUDGED[kind]} {', '.join(bdfs)}" for kind, bdfs in by_kind.items())
 
@@ -248,12 +248,12 @@ def _format_current(link: Link, current: LinkRate) -> str:
 
 
 def _idle_reason(
-    link: Link, affected: list[DevicePath], current: LinkRate, busy: frozenset[Bdf]
+    link: Link, paths: list[DevicePath], current: LinkRate, busy: frozenset[Bdf]
 ) -> str | None:
     """Return why a low speed may not be a fault, else None. Only GPUs slow their links down."""
-    if not link.ends_at_gpu or any(path.device.bdf in busy for path in affected):
+    if not link.ends_at_gpu or any(path.device.bdf in busy for path in paths):
         return None
-    for path in affected:
+    for path in paths:
         state, power = path.device.performance_state, path.device.power_state
         if power is not None and power.startswith("D3"):
             return f"{path.device.bdf} sleeps ({power})"
@@ -363,9 +363,9 @@ def check_silent_devices(host: Host) -> Iterator[Finding]:
 def _silent_devices(host: Host) -> Iterator[PciDevice]:
     """Yield judged devices, and ports above them, that read as all ones and are not asleep."""
     silent = {gap.device for gap in host.gaps if gap.kind is GapKind.DEVICE_SILENT}
-    judged = [d for d in host.pci_devices if silent and d.kind in JUDGED]
-    seen = {port.bdf: port for d in judged for port in (d, *host.bridges_above(d.bdf))}
-    for device in seen.values():
+    judged_devices = [d for d in host.pci_devices if silent and d.kind in JUDGED]
+    port_at = {port.bdf: port for d in judged_devices for port in (d, *host.bridges_above(d.bdf))}
+    for device in port_at.values():
         if device.bdf in silent and not (device.power_state or "").startswith("D3"):
             yield device
 

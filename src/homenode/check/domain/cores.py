@@ -149,12 +149,12 @@ def _check_topoext(facts: Vm, host: Host) -> Iterator[Finding]:
 
 def _check_cache(facts: Vm, host: Host) -> Iterator[Finding]:
     """Find vCPUs that share an L3 in the guest but are on several LLCs."""
-    shared = find_shared_llcs(host, facts.vcpu_pins)
-    if facts.architecture != "x86_64" or not facts.is_pinned or shared is None:
+    llcs = find_shared_llcs(host, facts.vcpu_pins)
+    if facts.architecture != "x86_64" or not facts.is_pinned or llcs is None:
         return
     cache, shape = read_cache(facts), read_topology(facts, facts.vcpus)
-    guest_l3 = guest_l3_groups(cache, shape, guest_cpu(host, facts), llc_threads(host, shared))
-    lying = [group for group in guest_l3 or () if not any(group <= llc for llc in shared.groups)]
+    guest_l3 = guest_l3_groups(cache, shape, guest_cpu(host, facts), llc_threads(host, llcs))
+    lying = [group for group in guest_l3 or () if not any(group <= llc for llc in llcs.groups)]
     if not lying:
         return
     is_passed = cache == GuestCache.PASSTHROUGH
@@ -234,12 +234,12 @@ _ISOLATED = "/sys/devices/system/cpu/isolated and nohz_full; /proc/cmdline"
 
 def check_isolation(facts: Vm, host: Host) -> Iterator[Finding]:
     """Ticks and RCU callbacks on isolated CPUs of vCPUs, and siblings that were not isolated."""
-    isolated = CpuSet(pu.index for pu in host.pus if pu.isolated)
-    ours = facts.pinned_pus & isolated
+    isolated_cpus = CpuSet(pu.index for pu in host.pus if pu.isolated)
+    ours = facts.pinned_pus & isolated_cpus
     if not ours:
         return
     yield from _check_ticks(ours, host)
-    yield from _check_siblings(ours, isolated, facts.pinned_pus, host)
+    yield from _check_siblings(ours, isolated_cpus, facts.pinned_pus, host)
 
 
 def rcu_nocbs(host: Host) -> CpuSet | None:
@@ -261,10 +261,10 @@ def rcu_nocbs(host: Host) -> CpuSet | None:
 
 def _check_ticks(ours: CpuSet, host: Host) -> Iterator[Finding]:
     ticking = ours - CpuSet(pu.index for pu in host.pus if pu.nohz_full)
-    offloaded = rcu_nocbs(host)
-    if not ticking or offloaded is None:
+    offloaded_cpus = rcu_nocbs(host)
+    if not ticking or offloaded_cpus is None:
         return
-    callbacks = ticking - offloaded
+    callbacks = ticking - offloaded_cpus
     text = f"CPUs {ticking} are not in nohz_full="
     if callbacks:
         text += f", and CPUs {callbacks} not in rcu_nocbs="
@@ -279,13 +279,13 @@ def _check_ticks(ours: CpuSet, host: Host) -> Iterator[Finding]:
 
 
 def _check_siblings(
-    ours: CpuSet, isolated: CpuSet, pinned: CpuSet, host: Host
+    ours: CpuSet, isolated_cpus: CpuSet, pinned_cpus: CpuSet, host: Host
 ) -> Iterator[Finding]:
     open_siblings = CpuSet(
         pu
         for core in host.cores
         if not core.pus.isdisjoint(ours)
-        for pu in core.pus - isolated - pinned
+        for pu in core.pus - isolated_cpus - pinned_cpus
     )
     if open_siblings:
         yield finding(
@@ -318,17 +318,17 @@ def _is_given_away(device: PciDevice) -> bool:
 
 
 def _is_spread(interrupts: tuple[PciInterrupt, ...], host: Host) -> bool:
-    reached = CpuSet(pu for interrupt in interrupts for pu in interrupt.pus)
-    return len(reached) >= _SPREAD_RATIO * len(host.online_pus)
+    reached_cpus = CpuSet(pu for interrupt in interrupts for pu in interrupt.pus)
+    return len(reached_cpus) >= _SPREAD_RATIO * len(host.online_pus)
 
 
 def _host_interrupts(facts: Vm, ours: CpuSet, host: Host) -> Iterator[Finding]:
-    passed = {hostdev.bdf for hostdev in facts.hostdevs}
+    passed_bdfs = {hostdev.bdf for hostdev in facts.hostdevs}
     quiet = host.isolated_pus
     on_vcpus: list[tuple[PciDevice, PciInterrupt]] = []
     for device in host.pci_devices:
         interrupts = device.interrupts or ()
-        is_guests = device.bdf in passed or _is_given_away(device)
+        is_guests = device.bdf in passed_bdfs or _is_given_away(device)
         # Ports interrupt for hot plugging and errors: never, on a sound machine.
         if is_guests or device.kind is DeviceKind.BRIDGE or _is_spread(interrupts, host):
             continue
@@ -378,10 +378,10 @@ def _vm_interrupts(facts: Vm, ours: CpuSet, host: Host) -> Iterator[Finding]:
     near_pus = CpuSet(
         pu for package in host.packages if package.index in packages for pu in package.pus
     )
-    passed = {hostdev.bdf for hostdev in facts.hostdevs}
+    passed_bdfs = {hostdev.bdf for hostdev in facts.hostdevs}
     for device in host.pci_devices:
         interrupts = device.interrupts or ()
-        if device.bdf not in passed or not interrupts or not near_pus:
+        if device.bdf not in passed_bdfs or not interrupts or not near_pus:
             continue
         if all(interrupt.pus.isdisjoint(near_pus) for interrupt in interrupts):
             numbers = CpuSet(interrupt.number for interrupt in interrupts)

@@ -54,20 +54,20 @@ def _acpi_missing(facts: Vm, expanders: list[GuestPciController]) -> Iterator[Fi
     """Find cells and expander buses that the guest cannot see without ACPI."""
     # On aarch64 the device tree has the cells.
     has_cells = bool(facts.cells) and facts.architecture != "aarch64"
-    shown = [*(["cells"] if has_cells else []), *(["expander buses"] if expanders else [])]
-    if shown and not facts.has_acpi:
+    acpi_uses = [*(["cells"] if has_cells else []), *(["expander buses"] if expanders else [])]
+    if acpi_uses and not facts.has_acpi:
         yield finding(
             "acpi-missing",
             "<features>",
-            expected=f"<acpi/>, by which the guest learns its {' and '.join(shown)}",
+            expected=f"<acpi/>, by which the guest learns its {' and '.join(acpi_uses)}",
             observed="none",
         )
 
 
 def list_passed_devices(facts: Vm, host: Host) -> list[PciDevice]:
     """Return the host's functions that the VM has, in the host's order."""
-    passed = {hostdev.bdf for hostdev in facts.hostdevs}
-    return [device for device in host.pci_devices if device.bdf in passed]
+    passed_bdfs = {hostdev.bdf for hostdev in facts.hostdevs}
+    return [device for device in host.pci_devices if device.bdf in passed_bdfs]
 
 
 def devices_on_host(facts: Vm, host: Host) -> Iterator[Finding]:
@@ -91,7 +91,7 @@ def devices_on_host(facts: Vm, host: Host) -> Iterator[Finding]:
             else "no PCI functions in its source",
             case="mediated device",
         )
-    passed = {hostdev.bdf for hostdev in facts.hostdevs}
+    passed_bdfs = {hostdev.bdf for hostdev in facts.hostdevs}
     for hostdev in add_mediated(facts, host).hostdevs:
         device = host.find_device(hostdev.bdf)
         if device is None or device.kind is DeviceKind.BRIDGE:
@@ -105,7 +105,7 @@ def devices_on_host(facts: Vm, host: Host) -> Iterator[Finding]:
         yield from _check_use(facts, host, hostdev.uuid or hostdev.bdf)
         if hostdev.uuid is None:
             yield from _find_unbound(host, hostdev, device)
-            yield from _group(host, device, passed)
+            yield from _group(host, device, passed_bdfs)
         yield from _place(facts, hostdev, device.node)
     yield from _find_split(facts, host)
 
@@ -157,7 +157,7 @@ def _find_unbound(host: Host, hostdev: GuestHostdev, device: PciDevice) -> Itera
     )
 
 
-def _group(host: Host, device: PciDevice, passed: set[Bdf]) -> Iterator[Finding]:
+def _group(host: Host, device: PciDevice, passed_bdfs: set[Bdf]) -> Iterator[Finding]:
     """Check the IOMMU group, which VFIO assigns as a whole: no function may have a host driver."""
     if device.iommu_group is None:
         return
@@ -166,7 +166,7 @@ def _group(host: Host, device: PciDevice, passed: set[Bdf]) -> Iterator[Finding]
         for other in host.pci_devices
         if other.iommu_group == device.iommu_group
         and other.kind is not DeviceKind.BRIDGE
-        and other.bdf not in passed
+        and other.bdf not in passed_bdfs
         and not (other.driver is None or is_viable_driver(other.driver))
     ]
     if drivers:
@@ -202,7 +202,7 @@ def check_passthrough(facts: Vm, document: Document | None, host: Host) -> Itera
     devices = list_passed_devices(facts, host)
     if not devices:
         return
-    passed = {hostdev.bdf for hostdev in facts.hostdevs}
+    passed_bdfs = {hostdev.bdf for hostdev in facts.hostdevs}
     if host.settings.iommus == () and all(d.iommu_group is None for d in devices):
         yield finding(
             "iommu-off",
@@ -211,8 +211,8 @@ def check_passthrough(facts: Vm, document: Document | None, host: Host) -> Itera
             observed="no IOMMU in /sys/class/iommu, no IOMMU groups",
             source="/sys/class/iommu; Documentation/driver-api/vfio.rst",
         )
-    yield from _check_companions(host, devices, passed)
-    yield from _check_nvswitches(facts, host, passed)
+    yield from _check_companions(host, devices, passed_bdfs)
+    yield from _check_nvswitches(facts, host, passed_bdfs)
     if document is not None:
         yield from _check_initiators(facts, document, host, devices)
 
@@ -242,17 +242,17 @@ def _check_initiators(
         )
 
 
-def _check_nvswitches(facts: Vm, host: Host, passed: set[Bdf]) -> Iterator[Finding]:
+def _check_nvswitches(facts: Vm, host: Host, passed_bdfs: set[Bdf]) -> Iterator[Finding]:
     """Find VMs with all GPUs of a board but without its NVSwitches, unless another VM has these."""
-    taken = {
+    taken_bdfs = {
         bdf
         for domain in host.domains
         if domain.name != facts.name and (domain.running or domain.planned)
         for bdf in domain.devices
     }
     for board in list_nvswitch_gpus(host):
-        missing = board.left_out(passed)
-        if missing and taken.isdisjoint(board.switches):
+        missing = board.left_out(passed_bdfs)
+        if missing and taken_bdfs.isdisjoint(board.switches):
             yield finding(
                 "nvswitches-omitted",
                 ", ".join(map(str, missing)),
@@ -261,24 +261,24 @@ def _check_nvswitches(facts: Vm, host: Host, passed: set[Bdf]) -> Iterator[Findi
             )
 
 
-def _check_companions(host: Host, devices: list[PciDevice], passed: set[Bdf]) -> Iterator[Finding]:
+def _check_companions(host: Host, devices: list[PciDevice], bdfs: set[Bdf]) -> Iterator[Finding]:
     """Find devices that neither the host nor another VM can use while this VM runs."""
     groups = {device.iommu_group for device in devices} - {None}
-    slots = {(bdf.domain, bdf.bus, bdf.device) for bdf in passed}
-    owned = [
+    slots = {(bdf.domain, bdf.bus, bdf.device) for bdf in bdfs}
+    companions = [
         other
         for other in host.pci_devices
         if other.iommu_group in groups
-        and other.bdf not in passed
+        and other.bdf not in bdfs
         and other.kind is not DeviceKind.BRIDGE
         and other.class_code >> 16 != 0x06
         and (other.driver is None or is_viable_driver(other.driver))
         and (other.bdf.domain, other.bdf.bus, other.bdf.device) not in slots
     ]
-    if owned:
+    if companions:
         yield finding(
             "iommu-group-companions",
-            ", ".join(str(d.bdf) for d in owned[:16]),
+            ", ".join(str(d.bdf) for d in companions[:16]),
             expected="IOMMU groups that hold the VM's devices only",
             observed="in one group with a device of the VM, and not passed",
         )

@@ -39,16 +39,16 @@ def memory_alone(facts: Vm) -> Iterator[Finding]:
     """Check the memory without a host: whether VFIO may lock it."""
     if not facts.hostdevs or facts.hard_limit_bytes is None:
         return
-    needed = facts.memory_bytes + facts.memory_device_bytes + VFIO_EXTRA_BYTES
+    needed_bytes = facts.memory_bytes + facts.memory_device_bytes + VFIO_EXTRA_BYTES
     note = ""
     if facts.has_iommu and len(facts.hostdevs) > 1:
-        needed *= len(facts.hostdevs)
+        needed_bytes *= len(facts.hostdevs)
         note = ", once for each device behind a vIOMMU"
-    if facts.hard_limit_bytes < needed:
+    if facts.hard_limit_bytes < needed_bytes:
         yield finding(
             "memlock-low",
             "<hard_limit>",
-            expected=f"at least {format_bytes(needed)}: VFIO locks all memory and QEMU needs "
+            expected=f"at least {format_bytes(needed_bytes)}: VFIO locks all memory and QEMU needs "
             f"its own{note}",
             observed=format_bytes(facts.hard_limit_bytes),
         )
@@ -81,13 +81,13 @@ def _check_qemu_memory(
     """Find a VM that fits the memory only without QEMU and its page tables."""
     total = sum(size or 0 for size in sizes)
     vm_bytes = sum(demand.memory_bytes for demand in demands)
-    paged = sum(demand.memory_bytes for demand in demands if demand.page_bytes is None)
-    needed = vm_bytes + qemu_bytes(facts.vcpus, paged, bool(facts.hostdevs))
-    if None not in sizes and 0 < vm_bytes <= total < needed:
+    ordinary_bytes = sum(demand.memory_bytes for demand in demands if demand.page_bytes is None)
+    needed_bytes = vm_bytes + qemu_bytes(facts.vcpus, ordinary_bytes, bool(facts.hostdevs))
+    if None not in sizes and 0 < vm_bytes <= total < needed_bytes:
         yield finding(
             "memory-short",
             "all nodes",
-            expected=f"{format_bytes(needed)} for the VM and QEMU",
+            expected=f"{format_bytes(needed_bytes)} for the VM and QEMU",
             observed=format_bytes(total),
             case="all nodes",
         )
@@ -182,9 +182,9 @@ def _find_shortages(
         spaces = [space.get(node) for node in nodes]
         sizes = [size for size in spaces if size is not None]
         if len(sizes) == len(spaces):
-            needed = sum(d.memory_bytes for d in demands if d.nodes <= nodes)
-            if needed > sum(sizes):
-                yield nodes, needed, sum(sizes)
+            needed_bytes = sum(d.memory_bytes for d in demands if d.nodes <= nodes)
+            if needed_bytes > sum(sizes):
+                yield nodes, needed_bytes, sum(sizes)
 
 
 def _find_memory_shortages(
@@ -196,14 +196,14 @@ def _find_memory_shortages(
     """Yield (nodes, needed, room, severity); None = the usual one. A running VM has its memory
     already, so only the nodes' size can be too small. If it is unknown whether it runs, free memory
     is not judged."""
-    for nodes, needed, space in _find_shortages(demands, total if running else free):
-        doubtful = running is None and (nodes, needed) not in {
+    for nodes, needed_bytes, space in _find_shortages(demands, total if running else free):
+        doubtful = running is None and (nodes, needed_bytes) not in {
             (short_nodes, short_bytes)
             for short_nodes, short_bytes, _ in _find_shortages(demands, total)
         }
         hard = any(d.mode in ("strict", "restrictive") for d in demands if d.nodes <= nodes)
         severity = None if hard else Severity.WARNING
-        yield nodes, needed, space, Severity.INCONCLUSIVE if doubtful else severity
+        yield nodes, needed_bytes, space, Severity.INCONCLUSIVE if doubtful else severity
 
 
 def _format_nodes(nodes: CpuSet, node_at: Iterable[int]) -> str:
@@ -222,8 +222,8 @@ def _check_ordinary_pages(
     free: dict[int, int | None] = {}
     total: dict[int, int | None] = {}
     for index, node in node_at.items():
-        pooled = sum(pool.page_bytes * pool.total_pages for pool in node.page_pools)
-        total[index] = None if node.memory_bytes is None else node.memory_bytes - pooled
+        pool_bytes = sum(pool.page_bytes * pool.total_pages for pool in node.page_pools)
+        total[index] = None if node.memory_bytes is None else node.memory_bytes - pool_bytes
         known_free = node.memory_free_bytes
         free[index] = total[index] if known_free is None else known_free
     host_bytes = math.inf if None in total.values() else sum(filter(None, total.values()))
@@ -385,10 +385,10 @@ def _far_devices(facts: Vm, host: Host) -> Iterator[Finding]:
     if not facts.is_pinned:
         return
     vm_nodes = find_nodes(facts.pinned_pus, host) | facts.memory_nodes
-    passed = (host.find_device(hostdev.bdf) for hostdev in facts.hostdevs)
+    devices = (host.find_device(hostdev.bdf) for hostdev in facts.hostdevs)
     pulling = [
         device
-        for device in passed
+        for device in devices
         if device is not None and device.kind in _PULLING and device.node is not None
     ]
     homes = {node.package for node in host.nodes if node.index in {d.node for d in pulling}}

@@ -67,13 +67,13 @@ def pins_on_host(facts: Vm, host: Host) -> Iterator[Finding]:
 def _check_pin_counts(facts: Vm, host: Host) -> Iterator[Finding]:
     """Find more vCPUs than CPUs, which KVM takes; pins to missing CPUs are found elsewhere."""
     online = len(host.online_pus)
-    started, pins = facts.vcpus_online, facts.pinned_pus
-    if 0 < online < started:
+    vcpus, pins = facts.vcpus_online, facts.pinned_pus
+    if 0 < online < vcpus:
         limit = f"at most the {plural(online, 'CPU')} of {host.name}"
-        yield finding("vcpus-above-cpus", plural(started, "vCPU"), limit, str(started))
-    elif has_floating_vcpus(facts) and len(pins) < started:
+        yield finding("vcpus-above-cpus", plural(vcpus, "vCPU"), limit, str(vcpus))
+    elif has_floating_vcpus(facts) and len(pins) < vcpus:
         limit = f"at most the {plural(len(pins), 'CPU')} that they may run on ({pins})"
-        yield finding("vcpus-above-cpus", plural(started, "vCPU"), limit, str(started), case="pins")
+        yield finding("vcpus-above-cpus", plural(vcpus, "vCPU"), limit, str(vcpus), case="pins")
 
 
 def has_floating_vcpus(facts: Vm) -> bool:
@@ -94,7 +94,7 @@ def _list_threads(facts: Vm) -> Iterator[tuple[str | Subject, CpuSet]]:
 def _check_existence(facts: Vm, host: Host) -> Iterator[Finding]:
     present = CpuSet(pu.index for pu in host.pus)
     online = host.online_pus
-    allowed = CpuSet(pu.index for pu in host.pus if pu.allowed)
+    allowed_cpus = CpuSet(pu.index for pu in host.pus if pu.allowed)
     for who, pin in _list_threads(facts):
         if not pin <= present:
             yield finding(
@@ -120,7 +120,7 @@ def _check_existence(facts: Vm, host: Host) -> Iterator[Finding]:
                 case="some of a pin",
                 values={"pu": (pin - online).first()},
             )
-        elif pin.isdisjoint(allowed):
+        elif pin.isdisjoint(allowed_cpus):
             yield finding(
                 "pin-disallowed-cpu",
                 who,
@@ -213,12 +213,12 @@ def _check_other_vms(facts: Vm, host: Host) -> Iterator[Finding]:
         if not domain.running or domain.name == facts.name:
             continue
         theirs = CpuSet.union(domain.vcpu_pins)
-        shared = host.whole_cores(ours & host.whole_cores(theirs))
+        shared_cpus = host.whole_cores(ours & host.whole_cores(theirs))
         pinned = any(pin is not None for pin in domain.vcpu_pins)
-        if shared and pinned and facts.is_pinned:
+        if shared_cpus and pinned and facts.is_pinned:
             yield finding(
                 "core-taken",
-                format_cpus(shared),
+                format_cpus(shared_cpus),
                 expected="cores without other VMs",
                 observed=f"vCPUs of {name_neighbour(domain)}",
                 severity=severity_of_neighbour(domain),
@@ -262,7 +262,7 @@ def _check_llcs(facts: Vm, host: Host) -> Iterator[Finding]:
     used = [core for core in host.cores if not core.pus.isdisjoint(pus)]
     if any(pin is not None and len(pin) > 2 for pin in facts.vcpu_pins):
         return  # the vCPUs float over sets: their CPUs are unknown
-    touched = needed = 0
+    touched_llcs = needed_llcs = 0
     for node in host.nodes:
         llcs = [llc for llc in host.llcs if not llc.pus.isdisjoint(node.pus)]
         cores = [core for core in used if not core.pus.isdisjoint(node.pus)]
@@ -272,17 +272,17 @@ def _check_llcs(facts: Vm, host: Host) -> Iterator[Finding]:
             (sum(not c.pus.isdisjoint(llc.pus & node.pus) for c in host.cores) for llc in llcs),
             reverse=True,
         )
-        touched += sum(not llc.pus.isdisjoint(pus & node.pus) for llc in llcs)
-        needed += _count_fewest_caches(sizes, len(cores))
-    if touched <= needed:
+        touched_llcs += sum(not llc.pus.isdisjoint(pus & node.pus) for llc in llcs)
+        needed_llcs += _count_fewest_caches(sizes, len(cores))
+    if touched_llcs <= needed_llcs:
         return
-    least = max(2 * needed, needed + 2)
+    least = max(2 * needed_llcs, needed_llcs + 2)
     yield finding(
         "llc-straddled",
         f"{plural(len(used), 'core')} of vCPUs",
-        expected=f"{plural(needed, 'last-level cache')} for them",
-        observed=f"they lie in {touched}",
-        severity=None if touched >= least else Severity.INFO,
+        expected=f"{plural(needed_llcs, 'last-level cache')} for them",
+        observed=f"they lie in {touched_llcs}",
+        severity=None if touched_llcs >= least else Severity.INFO,
     )
 
 
@@ -395,32 +395,32 @@ def _check_helpers(facts: Vm) -> Iterator[Finding]:
 
 def _check_isolation(facts: Vm, host: Host) -> Iterator[Finding]:
     """Find threads that float over isolated CPUs, which the kernel does not balance."""
-    isolated = CpuSet(pu.index for pu in host.pus if pu.isolated)
-    if not isolated:
+    isolated_cpus = CpuSet(pu.index for pu in host.pus if pu.isolated)
+    if not isolated_cpus:
         return
     floating = CpuSet(
-        vcpu for vcpu, pin in enumerate(facts.vcpu_pins) if pin and len(pin & isolated) > 1
+        vcpu for vcpu, pin in enumerate(facts.vcpu_pins) if pin and len(pin & isolated_cpus) > 1
     )
     if floating:
         yield finding(
             "floats-on-isolated",
             vcpus_subject(floating),
             expected="one CPU for each vCPU if CPUs are isolated",
-            observed=f"sets of isolated CPUs ({isolated}): the kernel does not balance them",
+            observed=f"sets of isolated CPUs ({isolated_cpus}): the kernel does not balance them",
         )
     emulator = facts.emulator_pus
-    if emulator is not None and len(emulator & isolated) > 1:
+    if emulator is not None and len(emulator & isolated_cpus) > 1:
         yield finding(
             "emulator-on-isolated",
             "<emulatorpin>",
             expected="CPUs that are not isolated",
-            observed=f"isolated {format_cpus(emulator & isolated)}",
+            observed=f"isolated {format_cpus(emulator & isolated_cpus)}",
         )
     pus = facts.pinned_pus
-    if pus and pus.isdisjoint(isolated) and len(isolated) >= ceil(len(pus) / 2):
+    if pus and pus.isdisjoint(isolated_cpus) and len(isolated_cpus) >= ceil(len(pus) / 2):
         yield finding(
             "isolated-unused",
             "vCPUs",
-            expected=f"isolated {format_cpus(isolated)}",
+            expected=f"isolated {format_cpus(isolated_cpus)}",
             observed=f"pins on other CPUs: {pus}",
         )

@@ -35,21 +35,21 @@ def verify_document(
     plan: Plan | None = None,
     host: Host | None = None,
     schema_errors: Sequence[SchemaError] = (),
-    parsed: ParseResult | None = None,
+    parse_result: ParseResult | None = None,
 ) -> Findings:
     """Return the findings on a definition, worst first. host, plan: None = not compared.
-    schema_errors: of vm/domain/schema.py. parsed: the definition after libvirt's parser. Raises
-    ParseError or InputError if the document cannot be read."""
+    schema_errors: of vm/domain/schema.py. parse_result: the definition after libvirt's parser.
+    Raises ParseError or InputError if the document cannot be read."""
     facts = build_vm(document)
     findings = [
-        *check_schema(schema_errors, parsed),
+        *check_schema(schema_errors, parse_result),
         *check_references(document),
         *pins_alone(facts),
         *memory_alone(facts),
         *devices_alone(facts),
         *check_throttle(document),
     ]
-    checked = ["schema, references, sums, PCI addresses, bus windows"]
+    checks = ["schema, references, sums, PCI addresses, bus windows"]
     if host is not None:
         findings += _check_record(facts, host)
         findings += pins_on_host(facts, host)
@@ -57,18 +57,18 @@ def verify_document(
         findings += devices_on_host(facts, host)
         findings += versions_on_host(document, facts, host)
         parts = "CPUs, nodes, memory and " if host.pus else ""
-        checked.append(f"{parts}devices of {host.name}")
+        checks.append(f"{parts}devices of {host.name}")
     if plan is not None:
         acpi = any(finding.id == "acpi-missing" for finding in findings)
         findings += compare_with_plan(
             document, facts, plan, frozenset(("has_acpi",) if acpi else ())
         )
-        checked.append("every element of the layout")
+        checks.append("every element of the layout")
         if plan.layout.cells == "host" and plan.layout.pcie == "keep":
             findings = [finding for finding in findings if finding.id != "device-without-cell"]
             findings += _left_on_root(plan)
     answer = sort_findings(add_source(findings, document.source))
-    return Findings(checked=tuple(checked), findings=answer)
+    return Findings(checked=tuple(checks), findings=answer)
 
 
 def _check_record(facts: Vm, host: Host) -> Iterator[Finding]:
@@ -89,21 +89,21 @@ def _check_record(facts: Vm, host: Host) -> Iterator[Finding]:
 
 def _left_on_root(plan: Plan) -> Iterator[Finding]:
     """Report devices that the layout leaves on the root bus, as planned."""
-    placed = [str(device.bdf) for device in plan.vm.hostdevs if device.cell is None]
-    if placed:
+    root_devices = [str(device.bdf) for device in plan.vm.hostdevs if device.cell is None]
+    if root_devices:
         yield finding(
             "devices-without-node",
-            ", ".join(placed[:8]),
+            ", ".join(root_devices[:8]),
             expected=f"no NUMA node in the guest, as layout {plan.layout.name} has it",
             observed="no NUMA node",
             severity=Severity.INFO,
         )
 
 
-def check_schema(errors: Sequence[SchemaError], parsed: ParseResult | None) -> Iterator[Finding]:
+def check_schema(errors: Sequence[SchemaError], result: ParseResult | None) -> Iterator[Finding]:
     """Yield findings on the first violations of libvirt's schema; a single finding if libvirt's
     parser, which is less strict, accepts the whole definition; and a finding on definitions that
-    the parser rejects but the schema accepts, such as two disks with one name. parsed: the parser's
+    the parser rejects but the schema accepts, such as two disks with one name. result: the parser's
     result, None if it did not run."""
 
     def schema_finding(
@@ -118,15 +118,15 @@ def check_schema(errors: Sequence[SchemaError], parsed: ParseResult | None) -> I
 
     document_name = "the definition"
     if not errors:
-        if parsed is not None and parsed.refusal is not None:
-            yield schema_finding(document_name, parsed.refusal, "rejected")
-    elif parsed is None:
+        if result is not None and result.refusal is not None:
+            yield schema_finding(document_name, result.refusal, "rejected")
+    elif result is None:
         for error in errors[:8]:
             yield schema_finding(f"line {error.line}", error.message, None)
-    elif parsed.refusal is not None:
-        yield schema_finding(document_name, parsed.refusal, "rejected")
-    elif parsed.dropped:
-        for path in parsed.dropped[:8]:
+    elif result.refusal is not None:
+        yield schema_finding(document_name, result.refusal, "rejected")
+    elif result.dropped:
+        for path in result.dropped[:8]:
             parent, _, name = path.rpartition("/")
             place = f"<{parent}> with {name[1:]}=" if name[0] == "@" else f"<{name}> in <{parent}>"
             yield schema_finding(place, "an element that libvirt does not accept there", "dropped")
@@ -183,24 +183,24 @@ def compare_with_plan(
     """Yield a finding for each different fact, each group of other elements that the plan would
     change, and each setting that the plan relies on. vm: of the document. extra_ignored: fields of
     Vm that other findings name."""
-    named = set(extra_ignored)
+    ignored_fields = set(extra_ignored)
     for difference in diff(plan.vm, vm, plan.unsaid | UNSAID.keys()):
-        named.update(difference.fact.fields)
+        ignored_fields.update(difference.fact.fields)
         yield finding(
             f"plan-{difference.fact.id}",
             difference.subject,
             difference.expected,
             difference.observed,
         )
-    reported = {path for path, field in _FIELD_OF_PATH.items() if field in named}
-    reported_tags = {path.rpartition("/")[2] for path in reported}
+    reported_paths = {path for path, field in _FIELD_OF_PATH.items() if field in ignored_fields}
+    reported_tags = {path.rpartition("/")[2] for path in reported_paths}
     for step in STEPS:
         added, removed = _compare_elements(document, plan, step)
         parts = [*added, *removed]
-        new = {path for path, _, _ in parts if not _is_named(path, named)} - reported
+        new = {path for path, _, _ in parts if not _is_named(path, ignored_fields)} - reported_paths
         if not new:
             continue
-        reported |= new
+        reported_paths |= new
         tags = {tag for path, tag, _ in parts if path in new}
         reported_tags |= tags
         recorded = step is edit_metadata
@@ -214,15 +214,15 @@ def compare_with_plan(
     yield from _check_settings(document, plan, reported_tags)
 
 
-def _is_named(path: str, named: set[str]) -> bool:
+def _is_named(path: str, names: set[str]) -> bool:
     """Return whether these fields name the element at a path or in it; never the whole domain."""
     if path == "/domain":
         return False
-    if any(row.startswith(f"{path}/") and field in named for row, field in _FIELD_OF_PATH.items()):
+    if any(row.startswith(f"{path}/") and field in names for row, field in _FIELD_OF_PATH.items()):
         return True
     while path and path not in _FIELD_OF_PATH:
         path = path.rpartition("/")[0]
-    return _FIELD_OF_PATH.get(path) in named
+    return _FIELD_OF_PATH.get(path) in names
 
 
 def _check_settings(document: Document, plan: Plan, reported_tags: set[str]) -> Iterator[Finding]:
@@ -237,7 +237,7 @@ def _check_settings(document: Document, plan: Plan, reported_tags: set[str]) -> 
 
 
 def find_changed_settings(
-    planned: Iterable[str],
+    planned_lines: Iterable[str],
     now: Iterable[str],
     *,
     reported_tags: Collection[str] = (),
@@ -245,15 +245,15 @@ def find_changed_settings(
     source: str = "",
 ) -> Iterator[Finding]:
     """Compare lines with those of the plan. subject: "" = the elements that they begin with."""
-    before, later = Counter(planned), Counter(now)
-    gone, new = (
+    before, later = Counter(planned_lines), Counter(now)
+    lost_lines, new = (
         sorted(line for line in lines.elements() if line.partition(" ")[0] not in reported_tags)
         for lines in (before - later, later - before)
     )
-    if gone or new:
-        names = dict.fromkeys(line.partition(" ")[0] for line in (*gone, *new))
+    if lost_lines or new:
+        names = dict.fromkeys(line.partition(" ")[0] for line in (*lost_lines, *new))
         about = subject or ", ".join(f"<{name}>" for name in names)
-        yield finding("plan-setting", about, _first_texts(gone), _first_texts(new), source)
+        yield finding("plan-setting", about, _first_texts(lost_lines), _first_texts(new), source)
 
 
 def _compare_elements(

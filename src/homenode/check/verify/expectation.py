@@ -55,24 +55,24 @@ class Expectation(Struct, frozen=True):
         return _renumber(everyone, self.absent)
 
 
-def remove_vcpus(expected: Expectation, absent: CpuSet) -> Expectation:
+def remove_vcpus(expectation: Expectation, absent: CpuSet) -> Expectation:
     """Return the expectation for a guest with vCPUs offline from the start."""
     cells = tuple(
         replace(cell, vcpus=next(iter(_renumber((cell.vcpus,), absent)), CpuSet()))
-        for cell in expected.vm.cells
+        for cell in expectation.vm.cells
     )
-    l3 = None if expected.l3 is None else _renumber(expected.l3, absent)
-    count = expected.vm.vcpus - len(absent)
-    vm = replace(expected.vm, vcpus=count, cells=cells)
-    return replace(expected, vm=vm, l3=l3, absent=absent)
+    l3 = None if expectation.l3 is None else _renumber(expectation.l3, absent)
+    count = expectation.vm.vcpus - len(absent)
+    vm = replace(expectation.vm, vcpus=count, cells=cells)
+    return replace(expectation, vm=vm, l3=l3, absent=absent)
 
 
 def _renumber(groups: Iterable[CpuSet], absent: CpuSet) -> tuple[CpuSet, ...]:
     """Renumber vCPUs without the absent ones; empty groups are omitted."""
-    renumbered = (
+    new_groups = (
         CpuSet(i - sum(gone < i for gone in absent) for i in group - absent) for group in groups
     )
-    return tuple(group for group in renumbered if group)
+    return tuple(group for group in new_groups if group)
 
 
 def build_expectation(
@@ -115,6 +115,6 @@ def _find_l3_groups(vm: Vm, host: Host | None) -> tuple[CpuSet, ...] | None:
     if mode == "emulate" and topology is not None:
         return group_neighbours(vm.vcpus, topology[2] * topology[3])
     if mode in ("emulate", "passthrough"):
-        shared = find_shared_llcs(host, vm.vcpu_pins)
-        return None if shared is None else shared.groups
+        shared_llcs = find_shared_llcs(host, vm.vcpu_pins)
+        return None if shared_llcs is None else shared_llcs.groups
     return None

@@ -120,12 +120,12 @@ def _memory_row(kernel_bytes: int) -> VmFact:
     return VmFact(id="node-memory", values=room, agrees=is_equal, show_both=show_both)
 
 
-def _build_promised_vm(expected: Expectation) -> Vm:
+def _build_promised_vm(expectation: Expectation) -> Vm:
     """The VM with the cells that are nodes of the guest, and the distances that the guest sees."""
-    rows = expected.distances or ((),) * len(expected.cells)
-    pairs = zip(expected.cells, rows, strict=True)
+    rows = expectation.distances or ((),) * len(expectation.cells)
+    pairs = zip(expectation.cells, rows, strict=True)
     cells = tuple(replace(cell, distances=row) for cell, row in pairs)
-    return replace(expected.vm, cells=cells, offline_vcpus=CpuSet())
+    return replace(expectation.vm, cells=cells, offline_vcpus=CpuSet())
 
 
 def _format_distances(cell: VmCell) -> str | None:
@@ -184,17 +184,17 @@ class GuestComparison(Struct, frozen=True):
         )
 
     def _cpu_groups(self) -> Iterator[Check]:
-        expected, guest = self.expected, self.observed.guest
-        if expected.vm.cpu_topology is not None:
-            _, dies, per_die, threads = expected.vm.cpu_topology
-            sockets = expected.group_vcpus(dies * per_die * threads)
+        expectation, guest = self.expected, self.observed.guest
+        if expectation.vm.cpu_topology is not None:
+            _, dies, per_die, threads = expectation.vm.cpu_topology
+            sockets = expectation.group_vcpus(dies * per_die * threads)
             packages = tuple(package.pus for package in guest.packages) or None
             yield _groups("sockets", "sockets", sockets, packages, None)
             cores = tuple(core.pus for core in guest.cores) or None
-            cores_planned = expected.group_vcpus(threads)
+            cores_planned = expectation.group_vcpus(threads)
             yield _groups("siblings", "siblings", cores_planned, cores, self.substituted)
-        if expected.l3 is not None:
-            yield _groups("llcs", "L3 caches", expected.l3, self.observed.l3, self.substituted)
+        if expectation.l3 is not None:
+            yield _groups("llcs", "L3 caches", expectation.l3, self.observed.l3, self.substituted)
 
     def check_devices(self, host: Host | None = None) -> Iterator[Check]:
         """Yield a line for each device's node, and for its link if the host of the devices is
@@ -262,9 +262,9 @@ class GuestComparison(Struct, frozen=True):
             agree = self._is_on_cell_node(device, peers[0].reported_node)
             return check("device-node", subject, home, text, agree=agree)
         at_home = sum(self._is_on_cell_node(device, peer.reported_node) for peer in peers)
-        planned = sum(peer.cell == device.cell for peer in kind)
-        if at_home < planned:
-            text = f"{at_home} of its kind there, where {planned} are planned"
+        planned_count = sum(peer.cell == device.cell for peer in kind)
+        if at_home < planned_count:
+            text = f"{at_home} of its kind there, where {planned_count} are planned"
             return check("device-node", subject, home, text)
         reason = f"its guest address is unknown, and {len(peers)} of its kind differ"
         return self._unknown_check(device, reason)
@@ -307,20 +307,20 @@ class GuestComparison(Struct, frozen=True):
             )
 
 
-def match_nodes(expected: Expectation, observed: Observation) -> dict[int, NumaNode]:
+def match_nodes(expectation: Expectation, observation: Observation) -> dict[int, NumaNode]:
     """Cell -> the guest's node that holds most of its vCPUs; the rest in order of their numbers."""
-    free = list(observed.nodes)
+    free = list(observation.nodes)
     node_of: dict[int, NumaNode] = {}
 
     pairs = sorted(
-        ((len(cell.vcpus & node.pus), cell, node) for cell in expected.cells for node in free),
+        ((len(cell.vcpus & node.pus), cell, node) for cell in expectation.cells for node in free),
         key=lambda pair: (-pair[0], pair[1].id, pair[2].index),
     )
     for count, cell, node in pairs:
         if count and cell.id not in node_of and node in free:
             node_of[cell.id] = node
             free.remove(node)
-    for cell in expected.cells:
+    for cell in expectation.cells:
         if cell.id not in node_of and free:
             node_of[cell.id] = free.pop(0)
     return node_of
@@ -329,20 +329,20 @@ def match_nodes(expected: Expectation, observed: Observation) -> dict[int, NumaN
 def _groups(
     id: str,
     subject: str,
-    planned: tuple[CpuSet, ...],
-    seen: tuple[CpuSet, ...] | None,
+    groups: tuple[CpuSet, ...],
+    seen_groups: tuple[CpuSet, ...] | None,
     reason: str | None,
 ) -> Check:
     expected, observed = (
-        _format_groups(planned),
-        "not given" if seen is None else _format_groups(seen),
+        _format_groups(groups),
+        "not given" if seen_groups is None else _format_groups(seen_groups),
     )
-    if reason is None and seen is not None:
-        return check(id, subject, expected, observed, agree=set(planned) == set(seen))
+    if reason is None and seen_groups is not None:
+        return check(id, subject, expected, observed, agree=set(groups) == set(seen_groups))
     text = observed if reason is None else f"{observed}; {reason}"
     doubt = check(id, subject, expected, text, severity=Severity.INCONCLUSIVE, cost=None, fix=None)
     return Check(
-        id, subject, expected, observed, doubt.finding, reason or observed, groups=len(planned)
+        id, subject, expected, observed, doubt.finding, reason or observed, groups=len(groups)
     )
 
 
@@ -399,24 +399,24 @@ class GuestView(Struct, frozen=True):
         return add_source(findings, self.observation.source)
 
 
-def compare_test_guest(expected: Expectation, stand_in: MinimalGuest, guest: Host) -> GuestView:
+def compare_test_guest(expectation: Expectation, stand_in: MinimalGuest, guest: Host) -> GuestView:
     """Compare a booted test guest: memory is scaled, links are not compared."""
     observation = Observation(guest)
     if stand_in.vm.offline_vcpus:
-        expected = remove_vcpus(expected, stand_in.vm.offline_vcpus)
-    scaled = stand_in_expectation(expected, stand_in)
+        expectation = remove_vcpus(expectation, stand_in.vm.offline_vcpus)
+    scaled = stand_in_expectation(expectation, stand_in)
     both = GuestComparison(scaled, observation, STAND_IN_KERNEL_BYTES, stand_in.cpu.substituted)
     return GuestView("the test guest", (*both.list_checks(), *both.check_devices()), observation)
 
 
-def view_of_guest(expected: Expectation, guest: Host, host: Host | None) -> GuestView:
+def view_of_guest(expectation: Expectation, guest: Host, host: Host | None) -> GuestView:
     """Return the real guest: its links and huge pages too. host: for the devices' own links. vCPUs
     that were offline and memory that was in the balloon may have come to the guest since."""
     observation = Observation(guest)
-    offline = expected.vm.offline_vcpus
-    if offline and len(observation.vcpus) == expected.vm.vcpus_online:
-        expected = remove_vcpus(expected, offline)
-    both = GuestComparison(expected, observation)
+    offline = expectation.vm.offline_vcpus
+    if offline and len(observation.vcpus) == expectation.vm.vcpus_online:
+        expectation = remove_vcpus(expectation, offline)
+    both = GuestComparison(expectation, observation)
     lines = (*both.list_checks(), *_huge_pages(observation), *both.check_devices(host))
     return GuestView("the guest", lines, observation)
 
@@ -427,15 +427,15 @@ def find_untested_parts(stand_in: MinimalGuest, source: str) -> Iterator[Finding
         yield finding("not-in-test-guest", part, "the test guest to have it", "omitted", source)
 
 
-def stand_in_expectation(expected: Expectation, stand_in: MinimalGuest) -> Expectation:
+def stand_in_expectation(expectation: Expectation, stand_in: MinimalGuest) -> Expectation:
     """Return the expectation of a test guest: less memory, and substitutes for the devices."""
     address_of = {bdf: address for address, bdf in stand_in.devices if bdf is not None}
     cells = tuple(
-        replace(cell, memory_bytes=stand_in.scale(cell.memory_bytes)) for cell in expected.cells
+        replace(cell, memory_bytes=stand_in.scale(cell.memory_bytes)) for cell in expectation.cells
     )
     return replace(
-        expected,
-        vm=replace(expected.vm, cells=cells, memory_devices=(), ballooned_bytes=0),
+        expectation,
+        vm=replace(expectation.vm, cells=cells, memory_devices=(), ballooned_bytes=0),
         devices=tuple(
             replace(
                 device,
@@ -445,21 +445,21 @@ def stand_in_expectation(expected: Expectation, stand_in: MinimalGuest) -> Expec
                 vendor_id=None,
                 device_id=None,
             )
-            for device in expected.devices
+            for device in expectation.devices
         ),
     )
 
 
-def _huge_pages(observed: Observation) -> Iterator[Check]:
+def _huge_pages(observation: Observation) -> Iterator[Check]:
     """Check the guest's own huge pages: programs bound to a node without pages fail."""
-    sizes = sorted({pool.page_bytes for node in observed.nodes for pool in node.page_pools})
+    sizes = sorted({pool.page_bytes for node in observation.nodes for pool in node.page_pools})
     for size in sizes:
         counts = [
             sum(pool.total_pages for pool in node.page_pools if pool.page_bytes == size)
-            for node in observed.nodes
+            for node in observation.nodes
         ]
         if any(counts) and len(counts) > 1:
-            pairs = zip(observed.nodes, counts, strict=True)
+            pairs = zip(observation.nodes, counts, strict=True)
             yield check(
                 "huge-pages",
                 f"the guest's huge pages of {format_bytes(size)}",

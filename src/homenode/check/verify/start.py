@@ -172,19 +172,19 @@ def verify_paused(
     try:
         return while_paused(step, journal, lambda: _look(on, plan, host))
     except RejectedError as error:
-        failed = finding("start-failed", name, "a start", error.message, on.virsh.connect)
-        return Findings(checked=(f"{name}: started paused",), findings=(failed,))
+        failure = finding("start-failed", name, "a start", error.message, on.virsh.connect)
+        return Findings(checked=(f"{name}: started paused",), findings=(failure,))
 
 
 def _look(on: PausedDomain, plan: Plan | None, host: Host | None) -> Findings:
     uuid = on.state.uuid
-    expected, running = observe_running_domain(uuid, on.virsh.connect, plan)
+    expected_vm, running = observe_running_domain(uuid, on.virsh.connect, plan)
     answers = {
         command: on.virsh.query_monitor(uuid, f'{{"execute": "{command}"}}') for command in COMMANDS
     }
     view = read_view(answers, on.virsh.query_monitor(uuid, "info qtree", is_text=True))
-    live = verify_live(expected, running)
-    findings = [*live.findings, *check_view(expected, view, host)]
+    live = verify_live(expected_vm, running)
+    findings = [*live.findings, *check_view(expected_vm, view, host)]
     named = add_source(findings, f"QEMU of {on.state.name}, paused")
     return Findings(checked=(*live.checked, *view_lines(view)), findings=sort_findings(named))
 
@@ -279,23 +279,23 @@ def read_devices(tree: str) -> Iterator[MonitorDevice]:
     yield from devices
 
 
-def check_view(expected: Vm, view: MonitorView, host: Host | None) -> Iterator[Finding]:
+def check_view(expected_vm: Vm, view: MonitorView, host: Host | None) -> Iterator[Finding]:
     """Compare QEMU's answers with the plan. host: None = BARs are not compared."""
     if view.status == "running":
-        yield finding("start-ran", expected.name, "a guest that is paused", "it runs")
-    yield from _check_memory(expected, view)
-    yield from _check_cpus(expected, view)
-    yield from _check_devices(expected, view, host)
+        yield finding("start-ran", expected_vm.name, "a guest that is paused", "it runs")
+    yield from _check_memory(expected_vm, view)
+    yield from _check_cpus(expected_vm, view)
+    yield from _check_devices(expected_vm, view, host)
 
 
-def _check_memory(expected: Vm, view: MonitorView) -> Iterator[Finding]:
+def _check_memory(expected_vm: Vm, view: MonitorView) -> Iterator[Finding]:
     backends = {backend.id: backend for backend in view.backends}
-    for cell in expected.cells_or_whole:
+    for cell in expected_vm.cells_or_whole:
         if not cell.memory_bytes:
             continue
-        names = (f"ram-node{cell.id}",) if expected.cells else _FLAT
+        names = (f"ram-node{cell.id}",) if expected_vm.cells else _FLAT
         backend = next((backends[name] for name in names if name in backends), None)
-        subject = f"memory of cell {cell.id}" if expected.cells else "memory"
+        subject = f"memory of cell {cell.id}" if expected_vm.cells else "memory"
         if backend is None:  # an old machine type has its memory without one
             yield finding(
                 "start-backend",
@@ -317,7 +317,7 @@ def _check_memory(expected: Vm, view: MonitorView) -> Iterator[Finding]:
         nodes = CpuSet(backend.host_nodes)
         if cell.nodes and cell.mode == "strict" and set(backend.host_nodes) != set(cell.nodes):
             # A flat VM bound only by cgroups has no nodes in QEMU; its pages show its nodes.
-            if not backend.host_nodes and not expected.cells:
+            if not backend.host_nodes and not expected_vm.cells:
                 continue
             yield finding(
                 "start-backend",
@@ -327,11 +327,11 @@ def _check_memory(expected: Vm, view: MonitorView) -> Iterator[Finding]:
             )
 
 
-def _check_cpus(expected: Vm, view: MonitorView) -> Iterator[Finding]:
-    online = expected.vcpus_online
+def _check_cpus(expected_vm: Vm, view: MonitorView) -> Iterator[Finding]:
+    online = expected_vm.vcpus_online
     if len(view.cpus) != online:
-        yield finding("start-cpus", expected.name, plural(online, "vCPU"), str(len(view.cpus)))
-    cell_of = {int(vcpu): cell.id for cell in expected.cells for vcpu in cell.vcpus}
+        yield finding("start-cpus", expected_vm.name, plural(online, "vCPU"), str(len(view.cpus)))
+    cell_of = {int(vcpu): cell.id for cell in expected_vm.cells for vcpu in cell.vcpus}
     for cpu in view.cpus:
         node = cpu.props.get("node-id")
         planned_cell = cell_of.get(cpu.cpu_index)
@@ -341,9 +341,9 @@ def _check_cpus(expected: Vm, view: MonitorView) -> Iterator[Finding]:
             yield finding("start-cpus", subject, f"cell {planned_cell}", observed)
 
 
-def _check_devices(expected: Vm, view: MonitorView, host: Host | None) -> Iterator[Finding]:
+def _check_devices(expected_vm: Vm, view: MonitorView, host: Host | None) -> Iterator[Finding]:
     device_of = {seen.host: seen for seen in view.devices if seen.host is not None}
-    for hostdev in expected.hostdevs:
+    for hostdev in expected_vm.hostdevs:
         if hostdev.uuid is not None:
             continue
         device = device_of.get(hostdev.bdf)
@@ -370,9 +370,9 @@ def view_lines(view: MonitorView) -> Iterator[str]:
         nodes = f"node {CpuSet(backend.host_nodes)}" if backend.host_nodes else "any node"
         yield f"{backend.id}: {format_bytes(backend.size)}, policy {backend.policy}, {nodes}"
     functions = [device for device in view.devices if device.pci_id is not None]
-    passed = ", ".join(str(device.host) for device in functions if device.host is not None)
+    addresses = ", ".join(str(device.host) for device in functions if device.host is not None)
     bars = plural(sum(len(device.bars) for device in functions), "BAR")
     yield (
         f"{plural(len(view.cpus), 'vCPU thread')}; {plural(len(functions), 'PCI function')} with "
-        f"{bars}; from the host: {passed or 'none'}"
+        f"{bars}; from the host: {addresses or 'none'}"
     )

@@ -53,25 +53,25 @@ def verify_target(
     target cannot express are named, not compared. Raises ParseError."""
     module = target_named(target)
     vm = module.read_vm(content, source)
-    lost = lost_features(module, plan)
-    skipped = _unsaid_facts(plan, vm, module, lost)
+    missing_features = lost_features(module, plan)
+    skipped_facts = _unsaid_facts(plan, vm, module, missing_features)
     findings = [
         _make_finding(
             difference.title, difference.expected, difference.observed, source, difference.fact.id
         )
-        for difference in diff(visible_vm(plan.vm, lost), vm, skipped)
+        for difference in diff(visible_vm(plan.vm, missing_features), vm, skipped_facts)
     ]
-    written = _written_again(content, source, target, plan, host)
+    rendering = _written_again(content, source, target, plan, host)
     if module.hook_suffix is not None:
-        findings += _check_hook(hook, plan, source, written, module.hook_suffix)
-    if not findings and written is not None:
-        findings += _missing_lines(content, written.document, source)
+        findings += _check_hook(hook, plan, source, rendering, module.hook_suffix)
+    if not findings and rendering is not None:
+        findings += _missing_lines(content, rendering.document, source)
     if not findings and plan.kept is not None and plan.kept_of == target:
         now = list_settings(module, content)
         findings += find_changed_settings(
             plan.kept, now, subject="lines that plans do not set", source=source
         )
-    findings += check_lost_features(module, lost, source)
+    findings += check_lost_features(module, missing_features, source)
     return Findings(
         checked=(f"{source}: {module.title} against plan of layout {plan.layout.name}",),
         findings=sort_findings(findings),
@@ -79,11 +79,11 @@ def verify_target(
 
 
 def check_lost_features(
-    target: Target, lost: Collection[Feature], source: str
+    target: Target, missing_features: Collection[Feature], source: str
 ) -> Iterator[Finding]:
     """Find what the target lacks of some features, in the order of Feature."""
     for feature in Feature:
-        if feature in lost:
+        if feature in missing_features:
             yield finding(
                 "target-lost",
                 feature.words,
@@ -112,10 +112,10 @@ def _written_again(
     return module.render(plan, vm.guest, host, content, source)
 
 
-def _missing_lines(content: bytes, written: bytes, source: str) -> Iterator[Finding]:
+def _missing_lines(content: bytes, written_text: bytes, source: str) -> Iterator[Finding]:
     """Lines that the plan would write and the file does not have. Other lines are the user's."""
     count_of = Counter(line.strip() for line in content.splitlines())
-    planned_lines = [line.strip() for line in written.splitlines()]
+    planned_lines = [line.strip() for line in written_text.splitlines()]
     for line in planned_lines:
         if line and not line.startswith(b"#") and not count_of[line]:
             text = printable(line.decode("utf-8", "replace"))
@@ -136,10 +136,10 @@ def _make_finding(
     )
 
 
-def _unsaid_facts(plan: Plan, vm: Vm, target: Target, lost: Collection[Feature]) -> set[str]:
+def _unsaid_facts(plan: Plan, vm: Vm, target: Target, features: Collection[Feature]) -> set[str]:
     """Return the facts that a target's file does not contain, or that the plan leaves to it."""
     facts = {*plan.unsaid, *KEPT, *_OF_DOCUMENTS, *target.unread}
-    facts |= {fact for feature in lost for fact in feature.facts}
+    facts |= {fact for feature in features for fact in feature.facts}
     # Not compared if memory follows the vCPUs, or if another program pins the emulator.
     facts |= {"binding"} if vm.binding is None else set()
     facts |= {"emulator"} if vm.emulator_pus is None and not target.says_emulator else set()
@@ -147,7 +147,7 @@ def _unsaid_facts(plan: Plan, vm: Vm, target: Target, lost: Collection[Feature])
 
 
 def _check_hook(
-    hook: bytes | None, plan: Plan, source: str, written: Rendering | None, suffix: str
+    hook: bytes | None, plan: Plan, source: str, rendering: Rendering | None, suffix: str
 ) -> Iterator[Finding]:
     """Yield the script next to the file: it has the pins of single vCPUs, and binds devices."""
     if not plan.vcpu_pins:
@@ -163,9 +163,9 @@ def _check_hook(
         yield _make_finding("hook script: CPUs of vCPUs", "as in the plan", "others", source)
     if emulator != plan.vm.emulator_pus:
         yield _make_finding("hook script: emulator's CPUs", plan.vm.emulator_pus, emulator, source)
-    planned = None if written is None else dict(written.companions).get(suffix)
-    if vcpus == plan.vcpu_pins and emulator == plan.vm.emulator_pus and planned is not None:
-        yield from _missing_lines(hook, planned, f"{source}: hook script")
+    planned_hook = None if rendering is None else dict(rendering.companions).get(suffix)
+    if vcpus == plan.vcpu_pins and emulator == plan.vm.emulator_pus and planned_hook is not None:
+        yield from _missing_lines(hook, planned_hook, f"{source}: hook script")
 
 
 _SEEN = {
@@ -179,10 +179,10 @@ def expectation_for_target(plan: Plan, target: str, host: Host | None = None) ->
     """Return the expected state of a guest of that target, as far as the target can express it.
     host: for the devices' ids. Raises InputError for a plan that no file of the target can have."""
     module = target_named(target)
-    lost = lost_features(module, plan)
-    _reject_plan_of_others(plan, module, target, lost)
+    features = lost_features(module, plan)
+    _reject_plan_of_others(plan, module, target, features)
     shows_cells = module.support[Feature.DEVICE_CELLS].level is not SupportLevel.LOST
-    hidden = lost | ({Feature.TOPOLOGY} if Feature.THREADS in lost else set())
+    hidden = features | ({Feature.TOPOLOGY} if Feature.THREADS in features else set())
     # A target that cannot express the cells of devices chooses the devices' slots itself.
     vm = visible_vm(plan.vm, hidden if shows_cells else hidden | {Feature.DEVICE_CELLS})
     return replace(build_expectation(vm, host=host), has_device_cells=shows_cells)

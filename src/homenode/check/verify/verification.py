@@ -111,10 +111,10 @@ def verify(request: VerifyRequest) -> Verification:
 
 def _verify_unreadable(document: Document, error: InputError) -> Verification:
     """Return libvirt's rejection of an unreadable definition; raise `error` otherwise."""
-    parsed = parse_with_libvirt(document)
-    if parsed is None or parsed.refusal is None:
+    result = parse_with_libvirt(document)
+    if result is None or result.refusal is None:
         raise error
-    both = structs.replace(parsed, refusal=f"{error.message}; libvirt: {parsed.refusal}")
+    both = structs.replace(result, refusal=f"{error.message}; libvirt: {result.refusal}")
     findings = tuple(check_schema((), both))
     checked, not_checked = (f"{document.source}: whether it can be read",), ("everything else",)
     answer = Findings(checked=checked, findings=findings, not_checked=not_checked)
@@ -135,11 +135,15 @@ class _Answer(Struct, kw_only=True):
 
     def add_document(self, document: Document) -> None:
         errors, gap = validate(document.to_bytes())
-        parsed = parse_with_libvirt(document)
+        parse_result = parse_with_libvirt(document)
         self.not_checked += [] if gap is None else [str(gap)]
         self._add(
             verify_document(
-                document, plan=self.plan, host=self.host, schema_errors=errors, parsed=parsed
+                document,
+                plan=self.plan,
+                host=self.host,
+                schema_errors=errors,
+                parse_result=parse_result,
             )
         )
         if self.request.boot is not None:
@@ -173,35 +177,35 @@ class _Answer(Struct, kw_only=True):
                 hint="verify it without --boot",
             )
         words = tuple(module.words_of(content, source))
-        booted = boot_command(words, source, self.request.boot)
-        self._add_boot(booted, build_expectation(plan.vm, host=self.host), source)
+        outcome = boot_command(words, source, self.request.boot)
+        self._add_boot(outcome, build_expectation(plan.vm, host=self.host), source)
         self.findings = [*findings_for(target, self.findings)]
 
     def add_guest(self, source: str, facts: Vm | None) -> None:
         plan, host, target = self.plan, self.host, self.request.target
         guest = load_guest(source)
         if plan is not None and target is not None:
-            expected = expectation_for_target(plan, target, host)
+            expectation = expectation_for_target(plan, target, host)
             self.findings += lost_in_guest(plan, target, guest.name)
             self.checked.append(f"the view of guest {guest.name} of {target}")
         else:
-            expected = _build_expectation(plan, facts, host)
+            expectation = _build_expectation(plan, facts, host)
             self.checked.append(f"the view of guest {guest.name}")
         reject_unshown(guest, "CPUs", "memory")
-        if expected.devices:
+        if expectation.devices:
             reject_unshown(guest, "PCI")
-        self.views.append(view_of_guest(expected, guest, host))
+        self.views.append(view_of_guest(expectation, guest, host))
 
     def _add(self, findings: Findings) -> None:
         self.findings += findings.findings
         self.checked += findings.checked
         self.not_checked += findings.not_checked
 
-    def _add_boot(self, booted: BootOutcome, expected: Expectation, source: str) -> None:
-        self.findings += [*booted.findings, *find_untested_parts(booted.stand_in, source)]
-        self.how = f"{booted.how}, {booted.seconds:.1f} s"
-        if booted.guest is not None:
-            self.views.append(compare_test_guest(expected, booted.stand_in, booted.guest))
+    def _add_boot(self, outcome: BootOutcome, expectation: Expectation, source: str) -> None:
+        self.findings += [*outcome.findings, *find_untested_parts(outcome.stand_in, source)]
+        self.how = f"{outcome.how}, {outcome.seconds:.1f} s"
+        if outcome.guest is not None:
+            self.views.append(compare_test_guest(expectation, outcome.stand_in, outcome.guest))
 
 
 def load_guest(source: str) -> Host:
@@ -235,8 +239,8 @@ def _choose_host(
         name = "another host"
     if not other:
         return host, ()
-    planned = "plan" if plan is not None else "definition"
-    return None, (f"the host: the {planned} is for {name}: add --host SOURCE",)
+    noun = "plan" if plan is not None else "definition"
+    return None, (f"the host: the {noun} is for {name}: add --host SOURCE",)
 
 
 def _build_expectation(plan: Plan | None, facts: Vm | None, host: Host | None) -> Expectation:

@@ -69,8 +69,8 @@ class CheckedVmi(Struct, frozen=True):
     @property
     def has_grace(self) -> bool:
         """Whether the VM's GPUs are Grace GPUs, by the node or by the cluster's list of devices."""
-        permitted = (self.cluster and self.cluster.permitted) or {}
-        ids = {permitted.get(name, "").upper() for name in _device_names(self.vmi)}
+        permitted_devices = (self.cluster and self.cluster.permitted) or {}
+        ids = {permitted_devices.get(name, "").upper() for name in _device_names(self.vmi)}
         if self.vmi.gpu_count and self.host is not None and self.host.whole_gpus:
             ids = set(map(_pci_id, self.host.whole_gpus))
         return not ids.isdisjoint(GRACE_IDS)
@@ -82,7 +82,7 @@ def check(vmi: Vmi, host: Host | None, cluster: Cluster | None) -> Findings:
     names = [find_value(device, "deviceName") for device in _host_devices(vmi)]
     vmi = replace(vmi, host_device_gpus=sum(name in gpu_names for name in names))
     subject = CheckedVmi(vmi, build_guest(vmi), host, cluster)
-    checked = [f"VMI {vmi.name}: CPU placement, guest nodes, memory, devices, hook"]
+    checks = [f"VMI {vmi.name}: CPU placement, guest nodes, memory, devices, hook"]
     unknown = []
     if host is None:
         unknown.append("the node: not specified (--host SOURCE)")
@@ -91,7 +91,7 @@ def check(vmi: Vmi, host: Host | None, cluster: Cluster | None) -> Findings:
             has_pages = subject.guest.page_bytes and _has_pools(host)
             areas = ["CPUs", "NUMA nodes", *(["huge pages"] if has_pages else [])]
             areas += ["GPUs"] if vmi.gpu_count and host.pci_devices else []
-            checked.append(f"node {host.name}: {', '.join(areas)}")
+            checks.append(f"node {host.name}: {', '.join(areas)}")
         else:
             unknown.append(f"CPUs and NUMA nodes of {host.name}")
         if vmi.gpu_count and not host.pci_devices:
@@ -112,13 +112,13 @@ def check(vmi: Vmi, host: Host | None, cluster: Cluster | None) -> Findings:
         gates = f"KubeVirt: gates {', '.join(sorted(cluster.gates)) or 'none'}"
         if vmi.is_hooked and {"Sidecar", NATIVE_GATE} <= cluster.gates:
             gates += "; the hook adds distances, switches and audio functions only"
-        checked.append(gates)
+        checks.append(gates)
         oldest, newest = TESTED_VERSIONS
         if cluster.version is not None and not oldest <= cluster.version <= newest:
             texts = ["{}.{}".format(*version) for version in (cluster.version, oldest, newest)]
             unknown.append("KubeVirt {}: tested with {} to {}".format(*texts))
     return Findings(
-        checked=tuple(checked),
+        checked=tuple(checks),
         findings=sort_findings(result for rule in RULES for result in rule(subject)),
         unknown=tuple(unknown),
     )
@@ -129,26 +129,26 @@ def wrong_settings(subject: CheckedVmi) -> Iterator[Finding]:
     vmi, has_pages = subject.vmi, subject.vmi.get("domain", "memory", "hugepages") is not None
     mapping, emulator = "cpu.numa.guestMappingPassthrough", "cpu.isolateEmulatorThread"
     machine = vmi.get("domain", "machine", "type") or "q35"
-    dedicated = "cpu.dedicatedCpuPlacement"
-    rejected, unpinned = "none: KubeVirt rejects the VMI", "not set: the vCPUs are not pinned"
+    dedicated_path = "cpu.dedicatedCpuPlacement"
+    text, unpinned_text = "none: KubeVirt rejects the VMI", "not set: the vCPUs are not pinned"
     threads = "not set: QEMU's own threads run on the vCPUs' CPUs"
     for is_wrong, name, path, expected, observed in (
-        (not vmi.is_dedicated, "cpus-not-dedicated", dedicated, "true", unpinned),
+        (not vmi.is_dedicated, "cpus-not-dedicated", dedicated_path, "true", unpinned_text),
         (
             vmi.is_dedicated and not vmi.is_emulator_apart,
             *("emulator-on-vcpu", emulator, "true", threads),
         ),
         (
             vmi.is_emulator_apart and not vmi.is_dedicated,
-            *("emulator-without-dedicated-cpus", emulator, f"{dedicated} with it", rejected),
+            *("emulator-without-dedicated-cpus", emulator, f"{dedicated_path} with it", text),
         ),
         (
             vmi.is_mapped and not vmi.is_dedicated,
-            *("mapping-without-dedicated-cpus", mapping, f"{dedicated} with it", rejected),
+            *("mapping-without-dedicated-cpus", mapping, f"{dedicated_path} with it", text),
         ),
         (
             vmi.is_mapped and not has_pages,
-            *("mapping-without-huge-pages", mapping, "memory.hugepages with it", rejected),
+            *("mapping-without-huge-pages", mapping, "memory.hugepages with it", text),
         ),
         (
             not machine.removeprefix("pc-").startswith(("q35", "virt")),
@@ -215,8 +215,8 @@ def core_shared(subject: CheckedVmi) -> Iterator[Finding]:
 
 def huge_pages_not_whole(subject: CheckedVmi) -> Iterator[Finding]:
     request = subject.vmi.get("domain", "resources", "requests", "memory")
-    asked = 0 if request is None else parse_quantity(request, "resources.requests.memory")
-    memory, page = asked or subject.guest.memory_bytes, subject.guest.page_bytes
+    requested_bytes = 0 if request is None else parse_quantity(request, "resources.requests.memory")
+    memory, page = requested_bytes or subject.guest.memory_bytes, subject.guest.page_bytes
     if page and memory % page and not _is_page_of_no_cpu(subject):
         yield finding(
             "huge-pages-not-whole",
@@ -287,9 +287,9 @@ def gpus_short(subject: CheckedVmi) -> Iterator[Finding]:
         )
         return
     ids = set(map(_pci_id, subject.host.pci_devices))
-    permitted = (subject.cluster and subject.cluster.permitted) or {}
-    for name in sorted(_device_names(subject.vmi) & permitted.keys()):
-        pci_id = permitted[name].upper()
+    permitted_devices = (subject.cluster and subject.cluster.permitted) or {}
+    for name in sorted(_device_names(subject.vmi) & permitted_devices.keys()):
+        pci_id = permitted_devices[name].upper()
         if pci_id and not ids & {pci_id, _NO_ID}:
             yield finding(
                 "gpus-short",
@@ -312,8 +312,8 @@ def node_too_small(subject: CheckedVmi) -> Iterator[Finding]:
         or any(gpus_short(subject))
     ):
         return
-    placed = place_on_idle_node(subject.pinned_vmi, host)
-    reason = placed.message if isinstance(placed, Unplannable) else ""
+    placement = place_on_idle_node(subject.pinned_vmi, host)
+    reason = placement.message if isinstance(placement, Unplannable) else ""
     if not reason and subject.pinned_vmi.dedicated_pus >= len(host.pus):
         reason = f"{plural(len(host.pus), 'CPU')}, and kubelet reserves at least one"
     if reason:
@@ -375,8 +375,8 @@ def _manifest_options(subject: CheckedVmi, *options: str) -> dict[str, str]:
     resources = texts_of_list([find_value(device, "deviceName") for device in devices])
     if len(resources) == 1 and resources != {ManifestOptions().gpu}:
         (resource,) = resources
-        permitted = (subject.cluster and subject.cluster.permitted) or {}
-        ids = {permitted.get(resource, "")} - {""}
+        permitted_devices = (subject.cluster and subject.cluster.permitted) or {}
+        ids = {permitted_devices.get(resource, "")} - {""}
         if vmi.gpus and subject.host is not None and not ids:
             ids = set(map(_pci_id, subject.host.whole_gpus)) - {_NO_ID}
         words += ["--gpu", resource, "--gpu-id", *(ids if len(ids) == 1 else ("VENDOR:DEVICE",))]
@@ -427,14 +427,14 @@ def gate_off(subject: CheckedVmi) -> Iterator[Finding]:
     if cluster is None:
         return
     devices = {group: subject.vmi.list_at("domain", "devices", group) for group in _CLAIM_GATES}
-    needed = {
+    needed_gates = {
         "Sidecar": subject.vmi.is_hooked,
         "CPUManager": subject.vmi.is_dedicated,
         "HostDevices": bool(devices["hostDevices"]),
     }
     for group, gate in _CLAIM_GATES.items():
-        needed[gate] = any(find_value(device, "claimName") for device in devices[group])
-    missing = [gate for gate in needed if needed[gate] and gate not in cluster.gates]
+        needed_gates[gate] = any(find_value(device, "claimName") for device in devices[group])
+    missing = [gate for gate in needed_gates if needed_gates[gate] and gate not in cluster.gates]
     if missing:
         case = None if {*missing} <= {"Sidecar", "CPUManager"} else "not of the hook"
         if missing == ["Sidecar"] and cluster.has_native:
@@ -458,8 +458,8 @@ def device_not_permitted(subject: CheckedVmi) -> Iterator[Finding]:
     if missing := sorted(_device_names(subject.vmi) - (cluster.permitted or {}).keys()):
         observed = "no list: the pod stays Pending unless a device plugin announces the device"
         if cluster.permitted is not None:
-            permitted = first_few(sorted(cluster.permitted), 3) or "no device"
-            observed = f"{permitted} in the list: KubeVirt creates no pod"
+            permitted_text = first_few(sorted(cluster.permitted), 3) or "no device"
+            observed = f"{permitted_text} in the list: KubeVirt creates no pod"
         yield finding(
             "device-not-permitted",
             ", ".join(name or "a device without a name" for name in missing),

@@ -84,9 +84,9 @@ def manifest(arguments: KubevirtManifestArguments) -> None:
     from homenode.cluster.kubevirt.manifests import next_steps, render_manifests, untested_parts
 
     options = arguments.manifest
-    written = render_manifests(options)
+    manifests = render_manifests(options)
     write_new_files(
-        arguments.output, {arguments.output / name: text for name, text in written.items()}
+        arguments.output, {arguments.output / name: text for name, text in manifests.items()}
     )
     for warning in untested_parts(options):
         note(f"warning: {warning}")

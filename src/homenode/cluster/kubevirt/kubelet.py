@@ -106,14 +106,14 @@ def shares_of(
     if not host.pci_devices or not vmi.gpu_count or not vmi.is_dedicated:
         return None
     fit = place_on_idle_node(vmi, host, vcpus=vcpus, parts=parts)
-    placed = place_on_idle_node(vmi, host, vcpus=vcpus, parts=parts, counts_memory=False)
-    if isinstance(fit, Unplannable) or isinstance(placed, Unplannable):
+    placement = place_on_idle_node(vmi, host, vcpus=vcpus, parts=parts, counts_memory=False)
+    if isinstance(fit, Unplannable) or isinstance(placement, Unplannable):
         return None
-    gpus, old_vcpus = _count_by_node(host, placed), build_guest(vmi).vcpus
+    gpus, old_vcpus = _count_by_node(host, placement), build_guest(vmi).vcpus
     remaining = vmi.dedicated_pus + (vcpus or old_vcpus // parts) - old_vcpus
     pus_of_node = {node.index: node.pus for node in host.nodes}
     cpus: dict[NodeIndex, int] = {}
-    for node in sorted(placed.nodes, key=lambda node: (node not in gpus, node)):
+    for node in sorted(placement.nodes, key=lambda node: (node not in gpus, node)):
         cpus[node] = min(remaining, len(pus_of_node[node]))
         remaining -= cpus[node]
     return NodeShares(cpus, gpus, len(fit.nodes), vmi.is_mapped)
@@ -144,12 +144,12 @@ def ways_together(vmi: Vmi, host: Host, shares: NodeShares) -> Iterator[str]:
     """Yield changes of the VM with which the node gives it CPUs of all nodes of its GPUs."""
     guest, threads, full_pus = build_guest(vmi), threads_of(host), _full_pus(host, shares)
     pages = "" if guest.page_bytes else " and huge pages"
-    mapped = "" if vmi.is_mapped else f"set numa.guestMappingPassthrough{pages}"
+    hint = "" if vmi.is_mapped else f"set numa.guestMappingPassthrough{pages}"
     if shares.is_near:
-        yield mapped
+        yield hint
     elif larger := larger_vcpus(vmi, host, shares):
         even = _round_to_two_sockets(full_pus + 1, host)
-        request = f"{mapped and f'{mapped}, and '}request at least {plural(larger, 'CPU')}"
+        request = f"{hint and f'{hint}, and '}request at least {plural(larger, 'CPU')}"
         yield f"{request} ({even} with kubelet's distribute-cpus-across-numa)"
     fewer = full_pus - (vmi.dedicated_pus - guest.vcpus)
     fewer -= fewer % threads

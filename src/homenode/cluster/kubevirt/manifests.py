@@ -165,9 +165,9 @@ def next_steps(options: ManifestOptions, directory: str) -> tuple[tuple[str, str
 
     def patch_cr(name: str, template: str) -> tuple[tuple[str, str], ...]:
         """Lists in a CR are replaced as a whole, so the patch is made from the CR's own."""
-        made = command_line("kubectl", "get", *cr, "-o", f"go-template-file={at}{template}")
+        command = command_line("kubectl", "get", *cr, "-o", f"go-template-file={at}{template}")
         words = ("kubectl", "patch", *cr, "--type", "merge", "--patch-file", "/dev/stdin")
-        return (name, f"{made} |"), ("", f"  {command_line(*words)}")
+        return (name, f"{command} |"), ("", f"  {command_line(*words)}")
 
     image = options.image or ""
     hook = command_line(*"kubectl apply --server-side -f".split(), f"{at}hook-configmap.yaml")
@@ -259,8 +259,8 @@ def _devices_template(options: ManifestOptions) -> str:
 
 
 def _gates_template(gates: tuple[str, ...]) -> str:
-    quoted = [json.dumps(gate) for gate in gates]
-    return _render_file("gates.tpl", WORDS=" ".join(quoted), LIST=", ".join(quoted))
+    quoted_gates = [json.dumps(gate) for gate in gates]
+    return _render_file("gates.tpl", WORDS=" ".join(quoted_gates), LIST=", ".join(quoted_gates))
 
 
 def hyperconverged_patch(gates: tuple[str, ...] = GATES) -> dict[str, Any]:

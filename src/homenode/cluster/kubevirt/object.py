@@ -75,8 +75,8 @@ class _Loader(yaml.SafeLoader):  # type: ignore[misc]  # it has no types
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         keys = [key.value for key, _ in node.value if isinstance(key, yaml.ScalarNode)]
-        if repeated := [key for key in keys if keys.count(key) > 1][:1]:
-            raise yaml.YAMLError(f"found the key {str(repeated[0])[:40]!r} twice")
+        if repeated_keys := [key for key in keys if keys.count(key) > 1][:1]:
+            raise yaml.YAMLError(f"found the key {str(repeated_keys[0])[:40]!r} twice")
         mapping: dict[Any, Any] = super().construct_mapping(node, deep)
         return mapping
 
@@ -216,22 +216,22 @@ def read_cluster(text: bytes, source: str) -> Cluster:
     off = texts_of_list(find_value(developer, "disabledFeatureGates"))
     gates |= {gate for gate, since in _ON_SINCE.items() if version and version >= since} - off
     unknown = {NATIVE_GATE} if version and version < NATIVE_SINCE else set()
-    listed = find_value(cr, "spec", "configuration", "permittedHostDevices")
-    kinds = listed.values() if isinstance(listed, dict) else ()
+    device_lists = find_value(cr, "spec", "configuration", "permittedHostDevices")
+    kinds = device_lists.values() if isinstance(device_lists, dict) else ()
     devices = [device for kind in kinds if isinstance(kind, list) for device in kind]
     permitted = {
         str(find_value(device, "resourceName")): str(find_value(device, "pciVendorSelector") or "")
         for device in devices
     }
     return Cluster(
-        gates - unknown, version, None if listed is None else permitted, bool(gates & unknown)
+        gates - unknown, version, None if device_lists is None else permitted, bool(gates & unknown)
     )
 
 
 def texts_of_list(value: object) -> frozenset[str]:
     """Return the texts of a list; none if it is not a list."""
-    listed = value if isinstance(value, list) else []
-    return frozenset(text for text in listed if isinstance(text, str))
+    items = value if isinstance(value, list) else []
+    return frozenset(text for text in items if isinstance(text, str))
 
 
 _QUANTITY = re.compile(

@@ -114,8 +114,8 @@ def place_devices(
         )
         return PlacedDefinition(xml, (reason,))
     by_bdf = host.device_at
-    guest, regained = _replace_lost_targets(guest, by_bdf, nodes.cell_of_node)
-    staying = [h for h in guest.hostdevs if _is_chosen(guest, h, asked_for, regained)]
+    guest, regained_indices = _replace_lost_targets(guest, by_bdf, nodes.cell_of_node)
+    staying = [h for h in guest.hostdevs if _is_chosen(guest, h, asked_for, regained_indices)]
     if guest.is_virt:
         staying = [h for h in staying if not _lacks_initiators(guest, by_bdf[h.bdf], h, nodes)]
     moving = [h.bdf for h in guest.hostdevs if h not in staying]
@@ -142,7 +142,7 @@ def place_devices(
     request = GuestRequest(
         guest=guest, layout=LAYOUT, options=PlanOptions(LAYOUT.name, pci_granularity=granularity)
     )
-    mirrored = mirror_cells(host, request, placeable, nodes.cell_of_node, len(guest.cell_vcpus))
+    mirror = mirror_cells(host, request, placeable, nodes.cell_of_node, len(guest.cell_vcpus))
     cells_of_gpu: dict[Bdf, CpuSet] = {}
     grace = tuple(by_bdf[bdf] for bdf in placeable if is_grace(by_bdf[bdf]))
     steps: tuple[Callable[[Document, Plan], Document], ...] = PCIE_STEPS
@@ -155,13 +155,13 @@ def place_devices(
             cells, nodes.node_of_cell, nodes_of_gpu, host, gaps
         )
         steps = (*PCIE_STEPS, edit_initiators)
-    plan = _plan(guest, host, cells, by_bdf, mirrored, cells_of_gpu)
-    notes += [f"{f.severity}: {f.subject}: {f.comparison}" for f in mirrored.findings]
+    plan = _plan(guest, host, cells, by_bdf, mirror, cells_of_gpu)
+    notes += [f"{f.severity}: {f.subject}: {f.comparison}" for f in mirror.findings]
     notes += [f"warning: {gap}" for gap in gaps]
-    if regained:
-        buses = plural(len(regained), "expander bus", "expander buses")
+    if regained_indices:
+        buses = plural(len(regained_indices), "expander bus", "expander buses")
         notes.append(f"added the cell and the bus number of {buses} again")
-    notes.append(_format_summary(placeable, mirrored))
+    notes.append(_format_summary(placeable, mirror))
     return PlacedDefinition(rewrite_by(steps, xml, plan, source), tuple(notes))
 
 
@@ -196,10 +196,10 @@ def _replace_lost_targets(
     yet, both in ascending order. A bus with a bus number does not come from the hook and stays.
     """
     expanders = [c for c in guest.controllers if c.model == EXPANDER]
-    lost = [c.index for c in expanders if c.bus_nr is None and c.cell is None]
-    if not lost:
+    lost_indices = [c.index for c in expanders if c.bus_nr is None and c.cell is None]
+    if not lost_indices:
         return guest, frozenset()
-    cells_below: dict[int, set[int | None]] = {index: set() for index in lost}
+    cells_below: dict[int, set[int | None]] = {index: set() for index in lost_indices}
     for hostdev in guest.hostdevs:
         at = hostdev.address
         above = None if at is None else guest.expander_above(at.bus)
@@ -211,17 +211,17 @@ def _replace_lost_targets(
         for index, cells in cells_below.items()
         if len(cells) == 1 and (cell := next(iter(cells))) is not None
     }
-    named = {*cell_of.values(), *(c.cell for c in guest.controllers)}
-    cells_without_bus = [cell for cell in range(len(guest.cell_vcpus)) if cell not in named]
-    empty = [index for index in lost if not cells_below[index]]
+    named_cells = {*cell_of.values(), *(c.cell for c in guest.controllers)}
+    cells_without_bus = [cell for cell in range(len(guest.cell_vcpus)) if cell not in named_cells]
+    empty = [index for index in lost_indices if not cells_below[index]]
     cell_of |= dict(zip(empty, cells_without_bus, strict=False))
-    regained = tuple(
+    controllers = tuple(
         replace(controller, cell=cell_of[controller.index])
         if controller.index in cell_of
         else controller
         for controller in guest.controllers
     )
-    return replace(guest, controllers=regained), frozenset(cell_of)
+    return replace(guest, controllers=controllers), frozenset(cell_of)
 
 
 def _is_grace_done(document: Document, cells: int) -> bool:
@@ -241,16 +241,16 @@ def _is_grace_done(document: Document, cells: int) -> bool:
 
 
 def _is_chosen(
-    guest: Vm, hostdev: GuestHostdev, asked_for: frozenset[Place], regained: frozenset[int]
+    guest: Vm, hostdev: GuestHostdev, asked_for: frozenset[Place], regained_indices: frozenset[int]
 ) -> bool:
     """Return whether the address was chosen: by the user, or by a place other than behind a root
-    port of pcie.0, libvirt's default. regained: expander buses that the hook itself made before."""
+    port of pcie.0, libvirt's default. regained_indices: expander buses made by the hook."""
     at = hostdev.address
     if at is None:
         return False
     by_name = (at.domain, at.bus, at.device, at.function) in asked_for
     expander = guest.expander_above(at.bus)
-    chosen = expander is not None and expander.index not in regained
+    chosen = expander is not None and expander.index not in regained_indices
     return by_name or at.bus == 0 or chosen
 
 
@@ -279,11 +279,11 @@ def _note_of_staying(
     right = None if device.node is None else nodes.cell_of_node.get(device.node)
     if right is None or cell == right:
         return None
-    seen = "on no cell" if cell in (None, -1) else f"on cell {cell}"
+    place_text = "on no cell" if cell in (None, -1) else f"on cell {cell}"
     bare = device.kind is DeviceKind.GPU and hostdev.address.bus == 0
     return (
         f"warning: {device.bdf}: expected on cell {right}, which is its host node {device.node}, "
-        f"found at {hostdev.address}, {seen}: it was put there explicitly and stays"
+        f"found at {hostdev.address}, {place_text}: it was put there explicitly and stays"
         + (
             "; CUDA does not initialise on some GPUs without a port above (HGX B200)"
             if bare
@@ -313,7 +313,7 @@ def _plan(
     host: Host,
     cells: tuple[VmCell, ...],
     by_bdf: Mapping[Bdf, PciDevice],
-    mirrored: MirroredPcie,
+    mirror: MirroredPcie,
     cells_of_gpu: Mapping[Bdf, CpuSet],
 ) -> Plan:
     """Return a plan with the pins, cells and memory of the definition."""
@@ -324,9 +324,9 @@ def _plan(
             GuestHostdev(
                 bdf=bdf,
                 host_node=by_bdf[bdf].node,
-                cell=mirrored.cell_of.get(bdf),
-                address=mirrored.address_of.get(bdf, hostdev.address),
-                group=mirrored.group_of.get(bdf, bdf),
+                cell=mirror.cell_of.get(bdf),
+                address=mirror.address_of.get(bdf, hostdev.address),
+                group=mirror.group_of.get(bdf, bdf),
                 initiator_cells=cells_of_gpu.get(bdf, CpuSet()),
             )
         )
@@ -338,7 +338,7 @@ def _plan(
             page_bytes=guest.page_bytes,
             cells=cells,
             hostdevs=tuple(devices),
-            controllers=mirrored.controllers,
+            controllers=mirror.controllers,
             has_iommu=guest.has_iommu,
             record=LayoutRecord(layout=LAYOUT, host=None),
         ),
@@ -354,19 +354,19 @@ def _plan(
         optimal=True,
         runners_up=(),
         rejections=(),
-        findings=mirrored.findings,
+        findings=mirror.findings,
         consequences=(),
         gaps=(),
     )
 
 
-def _format_summary(placed: tuple[Bdf, ...], mirrored: MirroredPcie) -> str:
+def _format_summary(placed_bdfs: tuple[Bdf, ...], mirror: MirroredPcie) -> str:
     count: dict[int, int] = {}
-    for bdf in placed:
-        cell = mirrored.cell_of[bdf]
+    for bdf in placed_bdfs:
+        cell = mirror.cell_of[bdf]
         count[cell] = count.get(cell, 0) + 1
     cells_text = ", ".join(f"{count[cell]} on cell {cell}" for cell in sorted(count))
-    return f"placed {len(placed)} PCI functions: {cells_text}"
+    return f"placed {len(placed_bdfs)} PCI functions: {cells_text}"
 
 
 def cell_nodes(document: Document, host: Host) -> CellNodes:
@@ -458,7 +458,7 @@ def answer(
         chosen_granularity = granularity or _parse_choice(
             read, GRANULARITY_ANNOTATION, PciGranularity, PciGranularity.CELL
         )
-        placed = place_devices(
+        placement = place_devices(
             domain,
             open_host(),
             asked_for=read.guest_addresses,
@@ -469,7 +469,7 @@ def answer(
         return _answer_failure(domain, policy, str(error), error.exit_code)
     except (OSError, MemoryError, RecursionError) as error:
         return _answer_failure(domain, policy, f"{type(error).__name__}: {error}", 3)
-    return DomainAnswer(placed.document, 0, placed.notes)
+    return DomainAnswer(placement.document, 0, placement.notes)
 
 
 def _answer_failure(domain: bytes, policy: OnError, message: str, exit_code: int) -> DomainAnswer:

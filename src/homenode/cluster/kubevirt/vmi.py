@@ -105,8 +105,8 @@ class Vmi(Struct, frozen=True):
     def passed_count(self) -> int:
         """Number of passed-through functions, including GPUs and SR-IOV NICs."""
         nics = self.list_at("domain", "devices", "interfaces")
-        passed = len(self.list_at("domain", "devices", "hostDevices"))
-        return len(self.gpus) + passed + sum(find_value(nic, "sriov") is not None for nic in nics)
+        count = len(self.list_at("domain", "devices", "hostDevices"))
+        return len(self.gpus) + count + sum(find_value(nic, "sriov") is not None for nic in nics)
 
     @property
     def dedicated_pus(self) -> int:
@@ -209,8 +209,8 @@ def _expect_mapping(value: Any, source: str, path: str) -> Mapping[str, Any]:
     if value is None:
         return _NOTHING
     if not isinstance(value, dict):
-        found = _WORDS.get(type(value), type(value).__name__)
-        raise InputError(f"{source}: expected {path} to be an object, found {found}")
+        type_word = _WORDS.get(type(value), type(value).__name__)
+        raise InputError(f"{source}: expected {path} to be an object, found {type_word}")
     return value
 
 

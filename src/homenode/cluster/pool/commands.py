@@ -74,19 +74,19 @@ def show(arguments: PoolShowArguments) -> None:
     """Print the free resources, and the number of VMs of each size that fit."""
     sizes = tuple(map(parse_size, arguments.sizes))
     with counting("reading hosts") as progress:
-        named = _drop_coreless(read_hosts(arguments.pool, progress))
-    after = hosts_after(tuple(entry.host for entry in named.hosts), arguments.after)
-    named = NamedHosts(_replace_hosts(named.hosts, after), named.unread)
+        named_hosts = _drop_coreless(read_hosts(arguments.pool, progress))
+    after = hosts_after(tuple(entry.host for entry in named_hosts.hosts), arguments.after)
+    named_hosts = NamedHosts(_replace_hosts(named_hosts.hosts, after), named_hosts.unread)
     if not sizes and any(passable_gpus(host) for host in after):
         sizes = DEFAULT_SIZES
     with counting("planning") as progress:
-        pool = examine_pool(named, sizes, progress)
+        pool = examine_pool(named_hosts, sizes, progress)
     if arguments.json:
         print_json(encode("pool", pool))
-        _note_unread(named)
+        _note_unread(named_hosts)
     else:
         make_console().print(format_pool(pool, by_node=arguments.explain))
-    _exit_with_unread(named)
+    _exit_with_unread(named_hosts)
 
 
 def place(arguments: PoolPlaceArguments) -> None:
@@ -105,9 +105,9 @@ def place(arguments: PoolPlaceArguments) -> None:
     guest = vm.guest
     choose = choose_by(arguments.results)
     with counting("reading hosts") as progress:
-        named = _drop_coreless(read_hosts(arguments.pool, progress))
-    after = hosts_after(tuple(entry.host for entry in named.hosts), arguments.after)
-    hosts = _hosts_named(_replace_hosts(named.hosts, after), arguments)
+        named_hosts = _drop_coreless(read_hosts(arguments.pool, progress))
+    after = hosts_after(tuple(entry.host for entry in named_hosts.hosts), arguments.after)
+    hosts = _hosts_named(_replace_hosts(named_hosts.hosts, after), arguments)
     reject_ambiguous_devices(hosts, guest)
 
     def options_on(entry: NamedHost) -> PlanOptions:
@@ -128,7 +128,7 @@ def place(arguments: PoolPlaceArguments) -> None:
         if arguments.json and refusals:
             print_json(encode_refusal(refusals[0]))
         error_console().print(no_place_text(guest.name, ranking.refusing))
-        _note_unread(named)
+        _note_unread(named_hosts)
         codes = {hosts.exit_code for hosts in ranking.refusing}
         raise SystemExit(NOT_KNOWN if NOT_KNOWN in codes else UNPLANNABLE)
     lines = []
@@ -147,16 +147,16 @@ def place(arguments: PoolPlaceArguments) -> None:
     if arguments.save_plan is not None:
         note_written(arguments.save_plan)
     warn_slow_links(best.entry.host, options)
-    _note_unread(named)
-    _exit_with_unread(named, or_if=is_critical(tuning.plan))
+    _note_unread(named_hosts)
+    _exit_with_unread(named_hosts, or_if=is_critical(tuning.plan))
 
 
-def _plan_on(vm: VmFile, ranked: PoolPlace) -> PlannedFile:
+def _plan_on(vm: VmFile, pool_place: PoolPlace) -> PlannedFile:
     if vm.kind == LIBVIRT:
         assert vm.content is not None, "it is of a file"
-        return plan_file(vm.content, vm.source, ranked.options, ranked.entry.host)
+        return plan_file(vm.content, vm.source, pool_place.options, pool_place.entry.host)
     assert vm.kind is not None, "it is of a file"
-    return plan_for_target(vm, ranked.options, ranked.entry.host, vm.kind)
+    return plan_for_target(vm, pool_place.options, pool_place.entry.host, vm.kind)
 
 
 def _print_places(
@@ -169,12 +169,12 @@ def _print_places(
     best, everything = ranking.hosts[0], arguments.explain
     host, order = best.entry.host, format_order(best)
     step = _next_step(best, arguments, tuning.target)
-    planned = plan_parts(tuning.plan_to_show, host, reasons, step, order=order, unknown=unknown)
+    parts = plan_parts(tuning.plan_to_show, host, reasons, step, order=order, unknown=unknown)
     if everything:
-        planned += explain_sections(tuning.plan_to_show, host)
+        parts += explain_sections(tuning.plan_to_show, host)
     to_stdout = STANDARD_OUTPUT in (arguments.output, arguments.save_plan)
     screen = error_console() if to_stdout else make_console()
-    screen.print(format_places(ranking, tuning.plan, planned, everything=everything))
+    screen.print(format_places(ranking, tuning.plan, parts, everything=everything))
 
 
 def _next_step(best: PoolPlace, arguments: PoolPlaceArguments, target: str) -> str:
@@ -187,15 +187,15 @@ def _next_step(best: PoolPlace, arguments: PoolPlaceArguments, target: str) -> s
     return command_line("virsh", "-c", best.entry.libvirt_uri, "define", arguments.output)
 
 
-def _drop_coreless(named: NamedHosts) -> NamedHosts:
+def _drop_coreless(named_hosts: NamedHosts) -> NamedHosts:
     """Return the hosts whose sources show cores. Raises NotKnownError if there are no hosts."""
-    hosts, unread = [], list(named.unread)
-    for number, entry in enumerate(named.hosts, start=1):
+    hosts, unread = [], list(named_hosts.unread)
+    for number, entry in enumerate(named_hosts.hosts, start=1):
         try:
             reject_unshown(entry.host, "cores")
             hosts.append(entry)
         except NotKnownError as error:
-            if number == len(named.hosts) and not hosts:
+            if number == len(named_hosts.hosts) and not hosts:
                 raise
             unread.append(Gap(entry.source, error.message))
     return NamedHosts(tuple(hosts), tuple(unread))
@@ -239,24 +239,24 @@ def capture(arguments: PoolCaptureArguments) -> None:
     if arguments.hosts is not None:
         content = read_input(arguments.hosts, "a list of hosts").decode("utf-8", "replace")
         lines, source = content.splitlines(), str(arguments.hosts)
-    listed, refused = read_list(lines, source)
+    listed_hosts, refusals = read_list(lines, source)
     with counting("reading hosts") as progress:
-        done = capture_hosts(
-            listed,
+        results = capture_hosts(
+            listed_hosts,
             arguments.output,
             progress,
             jobs=arguments.jobs,
             timeout_s=arguments.timeout,
             again=arguments.again,
         )
-    failures = (*refused, *done.failures)
+    failures = (*refusals, *results.failures)
     for failure in failures:
         note(f"not read  {failure}")
     note(
-        f"wrote {arguments.output}: {plural(done.hosts, 'host')}, {done.read} read now, "
+        f"wrote {arguments.output}: {plural(results.hosts, 'host')}, {results.read} read now, "
         f"{len(failures)} failed"
     )
-    if done.hosts:
+    if results.hosts:
         note(f"next: {command_line('homenode', 'pool', 'show', '--pool', arguments.output)}")
     if failures:
         raise SystemExit(FINDINGS)
@@ -327,24 +327,24 @@ def read_list(lines: Iterable[str], source: str) -> tuple[dict[str, str], tuple[
     """Return the ssh addresses by name of lines `[USER@]HOST[:PORT] [name=NAME]`, and the rejected
     lines; # begins a comment. Raises InputError if no line names a host."""
     server_of: dict[str, str] = {}
-    refused: list[Gap] = []
+    refusals: list[Gap] = []
     for number, line in enumerate(lines, start=1):
         words = line.removeprefix("\ufeff").partition("#")[0].split()
         if not words:
             continue
         server = words[0]
         name = re.sub(r":[0-9]{1,5}\Z", "", server.rpartition("@")[2])
-        named = words[1].removeprefix("name=") if words[1:2] else name
+        host_name = words[1].removeprefix("name=") if words[1:2] else name
         is_formed = len(words) == 1 or (len(words) == 2 and words[1].startswith("name="))
-        if not (is_formed and _SERVER.fullmatch(server) and _NAME.fullmatch(named)):
+        if not (is_formed and _SERVER.fullmatch(server) and _NAME.fullmatch(host_name)):
             reason = f"expected [USER@]HOST[:PORT] [name=NAME], found {line.strip()[:80]!r}"
-        elif named in server_of:
-            reason = f"duplicate name {named!r}: {server_of[named]} has it"
+        elif host_name in server_of:
+            reason = f"duplicate name {host_name!r}: {server_of[host_name]} has it"
         else:
-            server_of[named] = server
+            server_of[host_name] = server
             continue
-        refused.append(Gap(f"{source}:{number}", reason))
+        refusals.append(Gap(f"{source}:{number}", reason))
     if not server_of:
-        first = refused[0] if refused else Gap(source, "no hosts in it")
+        first = refusals[0] if refusals else Gap(source, "no hosts in it")
         raise InputError(str(first))
-    return server_of, tuple(refused)
+    return server_of, tuple(refusals)

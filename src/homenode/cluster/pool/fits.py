@@ -62,9 +62,9 @@ class NodeResources(Struct, frozen=True, kw_only=True):
 def free_by_node(host: Host) -> tuple[NodeResources, ...]:
     """Return each node of the host; last, the GPUs of unknown node, if any."""
     request = blank_request(host)
-    allocated, vm_memory = find_allocations(host, request), held_memory(host, request)
-    devices = {bdf for bdf, _ in allocated.devices}
-    uuids = {uuid for uuid, _ in allocated.mediated}
+    allocations, vm_memory = find_allocations(host, request), held_memory(host, request)
+    devices = {bdf for bdf, _ in allocations.devices}
+    uuids = {uuid for uuid, _ in allocations.mediated}
 
     def is_free(gpu: PciDevice) -> bool:
         parts = {part.uuid for part in list_parts(host.device_at, gpu.bdf)} - {None}
@@ -95,7 +95,7 @@ def free_by_node(host: Host) -> tuple[NodeResources, ...]:
                 gpus=len(gpus_of_node) if is_shown else None,
                 free_gpus=sum(map(is_free, gpus_of_node)) if is_shown else None,
                 cores=len(cores),
-                free_cores=sum(not core.pus & allocated.vcpu_cores for core in cores),
+                free_cores=sum(not core.pus & allocations.vcpu_cores for core in cores),
                 memory_bytes=node.memory_bytes if node is not None and has_memory else 0,
                 free_memory_bytes=free_bytes(node) if node is not None and has_memory else 0,
             )
@@ -269,19 +269,19 @@ class Pool(Struct, frozen=True, kw_only=True):
 
 
 def examine_pool(
-    named: NamedHosts,
+    named_hosts: NamedHosts,
     sizes: Sequence[VmSize],
     progress: Progress = lambda done, total: None,
 ) -> Pool:
     """Return the free resources and fitting VMs of each host; identical hosts are planned once."""
     fits_of: dict[object, tuple[SizeCapacity, ...]] = {}
     hosts = []
-    for number, entry in enumerate(named.hosts, start=1):
+    for number, entry in enumerate(named_hosts.hosts, start=1):
         host = complete_nodes(entry.host)
         key = equivalence_key(host)
         if key not in fits_of:
             fits_of[key] = tuple(_fits(host, size) for size in sizes)
-        progress(number, len(named.hosts))
+        progress(number, len(named_hosts.hosts))
         vms = sum(domain.has_claim for domain in host.domains)
         hosts.append(
             PoolHost(
@@ -293,7 +293,7 @@ def examine_pool(
                 gpu_models=model_names(host),
             )
         )
-    return Pool(hosts=tuple(hosts), unread=named.unread)
+    return Pool(hosts=tuple(hosts), unread=named_hosts.unread)
 
 
 def _fits(host: Host, size: VmSize) -> SizeCapacity:
@@ -327,12 +327,12 @@ def count_fits(host: Host, size: VmSize) -> int | None:
     count, best = 0, _try_plan(_remove_vms(host), request)
     while count < MAX_COUNTED and best is not None:
         vm = replace(request, guest=replace(request.guest, name=f"\0{count}"))
-        planned = _try_plan(host, vm)
-        if planned is None:
+        plan = _try_plan(host, vm)
+        if plan is None:
             break
-        if any(value > limit for value, limit in zip(planned[0], best[0], strict=True)):
+        if any(value > limit for value, limit in zip(plan[0], best[0], strict=True)):
             break
-        host = replace(host, domains=(*host.domains, domain_of_plan(planned[1])))
+        host = replace(host, domains=(*host.domains, domain_of_plan(plan[1])))
         count += 1
     return count
 

@@ -74,15 +74,15 @@ def rank_hosts(
 
     Raises UsageError for options that contradict each other.
     """
-    planned: dict[object, PoolPlace | HomenodeError] = {}
+    results: dict[object, PoolPlace | HomenodeError] = {}
     taking: list[PoolPlace] = []
     refusals: dict[str, tuple[list[str], HomenodeError]] = {}
     for number, entry in enumerate(hosts, start=1):
         key = equivalence_key(entry.host, guest.name)
-        if key not in planned:
-            planned[key] = _plan_on(entry, guest, options_on)
+        if key not in results:
+            results[key] = _plan_on(entry, guest, options_on)
         progress(number, len(hosts))
-        answer = planned[key]
+        answer = results[key]
         if isinstance(answer, PoolPlace):
             taking.append(replace(answer, entry=entry))
             continue
@@ -134,16 +134,16 @@ def _plan_on(
         options = options_on(entry)
         request = request_for(guest, options, host)
         try:
-            placed = place(host, request, brief=True)
+            placement = place(host, request, brief=True)
         except Unplannable:
-            placed = find_placement(host, request)  # rejects again, with its reasons
-        domain = domain_of_plan(assemble(host, apply_placement(request, placed), placed))
+            placement = find_placement(host, request)  # rejects again, with its reasons
+        domain = domain_of_plan(assemble(host, apply_placement(request, placement), placement))
     except (Unplannable, InputError, NotKnownError) as refusal:
         return refusal
     domains = tuple(other for other in host.domains if other.name != guest.name)
     free = sum_of(free_by_node(replace(host, domains=(*domains, domain))))
-    gpus = sum(gpu.bdf in placed.devices for gpu in host.devices_of_kind(DeviceKind.GPU))
-    return PoolPlace(entry=entry, options=options, placement=placed, free=free, gpus=gpus)
+    gpus = sum(gpu.bdf in placement.devices for gpu in host.devices_of_kind(DeviceKind.GPU))
+    return PoolPlace(entry=entry, options=options, placement=placement, free=free, gpus=gpus)
 
 
 def _rank(hosts: Sequence[PoolPlace]) -> tuple[PoolPlace, ...]:
@@ -161,10 +161,10 @@ def _rank(hosts: Sequence[PoolPlace]) -> tuple[PoolPlace, ...]:
             ("free_memory", sign * (ranked.free.free_memory_bytes or 0)),
         ]
 
-    keyed = [(list_terms(ranked), ranked) for ranked in hosts]
+    keyed = [(list_terms(pool_place), pool_place) for pool_place in hosts]
     keyed.sort(key=lambda pair: (*(value for _, value in pair[0]), natural_key(pair[1].entry.name)))
-    ordered = [keyed[0][1]]
-    for (before, _), (after, ranked) in pairwise(keyed):
-        decided = next((name for name, value in after if value != dict(before)[name]), "name")
-        ordered.append(replace(ranked, decided=decided))
-    return tuple(ordered)
+    ordered_places = [keyed[0][1]]
+    for (before, _), (after, pool_place) in pairwise(keyed):
+        deciding_term = next((name for name, value in after if value != dict(before)[name]), "name")
+        ordered_places.append(replace(pool_place, decided=deciding_term))
+    return tuple(ordered_places)

@@ -184,7 +184,7 @@ def format_places(
     """Return the first hosts, the deciding criteria, and the plan for the first. plan: for the
     first host. everything: also the hosts on which the VM does not fit."""
     hosts, refusing = ranking.hosts, ranking.refusing
-    count = len(hosts) + sum(len(refused.names) for refused in refusing)
+    count = len(hosts) + sum(len(refusal.names) for refusal in refusing)
     best = hosts[0]
     nodes = format_nodes(best.placement.nodes) if best.placement.nodes else "any node"
     head = f"{plan.vm.name} fits {len(hosts)} of {plural(count, 'host')}; "
@@ -192,28 +192,28 @@ def format_places(
     local = format_fallback(plan, best.entry.host) or local_text(plan, best.entry.host)
     head += local and f"; {local}"
     groups: list[list[PoolPlace]] = []
-    for ranked in hosts:
-        is_equal = ranked.decided == "name" and not everything
-        if is_equal and _format_places(ranked) == _format_places(groups[-1][0]):
-            groups[-1].append(ranked)
+    for pool_place in hosts:
+        is_equal = pool_place.decided == "name" and not everything
+        if is_equal and _format_places(pool_place) == _format_places(groups[-1][0]):
+            groups[-1].append(pool_place)
         else:
-            groups.append([ranked])
-    shown = groups if everything else groups[:MAX_RANKS]
-    unshown = len(hosts) - sum(map(len, shown))
-    numbers = accumulate((len(group) for group in shown), initial=1)
+            groups.append([pool_place])
+    shown_groups = groups if everything else groups[:MAX_RANKS]
+    unshown = len(hosts) - sum(map(len, shown_groups))
+    numbers = accumulate((len(group) for group in shown_groups), initial=1)
     heads = ("host", "nodes", "LLCs", "GPUs left", "cores left", "memory left", "decided")
     table = Table(
         heads=("rank", *heads),
         numeric=("LLCs", "cores left", "memory left"),
         least=("memory left",),
-        rows=tuple(map(_rank_row, numbers, shown)),
+        rows=tuple(map(_rank_row, numbers, shown_groups)),
     )
     parts: list[Part] = [table]
     more = [plural(unshown, "more host")] if unshown else []
     if everything:
         parts += map(format_refusal, refusing)
     elif refusing:
-        names = [name for refused in refusing for name in refused.names]
+        names = [name for refusal in refusing for name in refusal.names]
         where = f"; on {names[0]}" if len(names) > 1 else ""
         reason = f"{where}: {refusing[0].reason}" if len(refusing) == 1 else ""
         more.append(f"it does not fit {first_few(names, 3)}{reason}")
@@ -232,20 +232,20 @@ def format_order(best: PoolPlace) -> str:
 
 def _rank_row(number: int, group: Sequence[PoolPlace]) -> tuple[str, ...]:
     suffix = f" and {len(group) - 1} more" if len(group) > 1 else ""
-    decided = group[0].decided
+    deciding_term = group[0].decided
     return (
         str(number),
         group[0].entry.name + suffix,
         *_format_places(group[0]),
-        _DECIDED.get(decided) or format_term(decided),
+        _DECIDED.get(deciding_term) or format_term(deciding_term),
     )
 
 
-def _format_places(ranked: PoolPlace) -> tuple[str, ...]:
-    free, models = ranked.free, model_names(ranked.entry.host)
+def _format_places(pool_place: PoolPlace) -> tuple[str, ...]:
+    free, models = pool_place.free, model_names(pool_place.entry.host)
     return (
-        number_list(ranked.placement.nodes) or "any",
-        str(dict(ranked.placement.concerns).get("llcs_spanned", 0)),
+        number_list(pool_place.placement.nodes) or "any",
+        str(dict(pool_place.placement.concerns).get("llcs_spanned", 0)),
         "unknown" if free.free_gpus is None else f"{free.free_gpus} {models}".rstrip(),
         str(free.free_cores),
         _format_memory(free.free_memory_bytes),
@@ -254,8 +254,8 @@ def _format_places(ranked: PoolPlace) -> tuple[str, ...]:
 
 def no_place_text(vm: str, refusing: Sequence[RejectingHosts]) -> Doc:
     """Return why the VM fits on no host."""
-    count = sum(len(refused.names) for refused in refusing)
-    hints = dict.fromkeys(refused.hint for refused in refusing if refused.hint)
+    count = sum(len(refusal.names) for refusal in refusing)
+    hints = dict.fromkeys(refusal.hint for refusal in refusing if refusal.hint)
     parts = [
         *map(format_refusal, refusing),
         *(Text(f"hint: {hint}", "hint", indent=2) for hint in hints),

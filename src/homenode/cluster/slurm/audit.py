@@ -19,7 +19,7 @@ _RECORD = "the job's record"
 def audit(allocations: Iterable[JobAllocation], unreadable: Sequence[Job] = ()) -> Findings:
     """Return the findings on the locality of GPU jobs, worst first."""
     findings = list(_unreadable_jobs(unreadable))
-    judged = far = open_count = without = by_gres = 0
+    judged_count = far = open_count = without = by_gres = 0
     nodes: set[str] = set()
     unknown: dict[tuple[str, str | None], list[JobAllocation]] = {}
     for allocation in allocations:
@@ -32,17 +32,17 @@ def audit(allocations: Iterable[JobAllocation], unreadable: Sequence[Job] = ()) 
         source = _SLURM if allocation.memory_nodes is None else _RECORD
         job_findings = add_source(_check_job_gpus(allocation), source)
         findings += job_findings
-        judged += 1
+        judged_count += 1
         by_gres += allocation.tree is not None and allocation.tree.is_of_gres
         nodes.add(allocation.node)
         ids = {finding.id for finding in job_findings}
         far += "job-gpu-far" in ids
         open_count += "job-gpu-far" not in ids and "job-unjudged" in ids
     checked, not_checked = [], []
-    if judged:
+    if judged_count:
         checked.append(
-            f"{plural(judged, 'allocation')} of GPU jobs on {plural(len(nodes), 'node')}: "
-            f"{judged - far - open_count} local to all of their GPUs, {far} not"
+            f"{plural(judged_count, 'allocation')} of GPU jobs on {plural(len(nodes), 'node')}: "
+            f"{judged_count - far - open_count} local to all of their GPUs, {far} not"
             + (f", {open_count} unknown" if open_count else "")
         )
     if unknown:
@@ -56,7 +56,7 @@ def audit(allocations: Iterable[JobAllocation], unreadable: Sequence[Job] = ()) 
         not_checked.append(f"{plural(without, 'allocation')} of jobs without GPUs")
     if unreadable:
         not_checked.append(f"{plural(len(unreadable), 'job')} whose records cannot be trusted")
-    if not (judged or unknown or unreadable):
+    if not (judged_count or unknown or unreadable):
         not_checked.insert(0, "no running job has GPUs")
     return Findings(
         checked=tuple(checked), findings=sort_findings(findings), not_checked=tuple(not_checked)
@@ -146,25 +146,25 @@ def _check_spread(allocation: JobAllocation, tree: NodeTree) -> Iterator[Finding
     if tree.gpus_of_node is None or len(nodes) < 2:
         return
     largest = sorted(tree.gpus_of_node.values(), reverse=True)
-    placed = [gpu for gpu in allocation.gpus if gpu.node is not None]
-    needed = next(n for n in range(1, len(largest) + 1) if sum(largest[:n]) >= len(placed))
+    placed_gpus = [gpu for gpu in allocation.gpus if gpu.node is not None]
+    needed = next(n for n in range(1, len(largest) + 1) if sum(largest[:n]) >= len(placed_gpus))
     packages = {tree.package_of_node.get(node) for node in nodes}
     if len(nodes) > needed:
         yield finding(
             "job-gpus-spread",
             allocation.subject,
-            expected=f"{plural(len(placed), 'GPU')} on {plural(needed, 'node')}",
-            observed=f"{_format_gpus(placed)} on {tree.names(nodes)}",
+            expected=f"{plural(len(placed_gpus), 'GPU')} on {plural(needed, 'node')}",
+            observed=f"{_format_gpus(placed_gpus)} on {tree.names(nodes)}",
             case="one package" if len(packages) == 1 and None not in packages else None,
         )
 
 
 def _check_memory(
-    allocation: JobAllocation, tree: NodeTree, allowed: frozenset[NodeIndex]
+    allocation: JobAllocation, tree: NodeTree, nodes: frozenset[NodeIndex]
 ) -> Iterator[Finding]:
     """Find memory that cannot be, or need not be, on the GPUs' nodes."""
     gpu_nodes = _gpu_nodes(allocation.gpus)
-    usable = allowed if allocation.bound_nodes is None else allocation.bound_nodes & allowed
+    usable = nodes if allocation.bound_nodes is None else allocation.bound_nodes & nodes
     lacking = tuple(node for node in gpu_nodes if node not in usable)
     how = "mems_allowed" if allocation.bound_nodes is None else "a policy that binds"
     observed = f"{how} to {tree.names(tuple(sorted(usable)))}"

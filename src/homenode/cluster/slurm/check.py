@@ -125,15 +125,15 @@ def check(
     if memory := gpu_memory_nodes(host):
         machine += f"; {plural(len(memory), 'node')} of GPU memory, to which no task is bound"
     subjects = ", ".join(group.subject for group in alike)
-    checked = [machine, f"{gres.source} and {slurm.source}: {subjects}"] if groups else []
+    checks = [machine, f"{gres.source} and {slurm.source}: {subjects}"] if groups else []
     not_checked = [] if groups else ["no node has GPUs in either file"]
     for file in (gres, slurm, *([cgroup] if cgroup else [])):
         if file.included:
             names = ", ".join(other.source for other in file.included)
-            checked.append(f"{file.source} with {names}")
+            checks.append(f"{file.source} with {names}")
         not_checked += [f"{at}: Include {path}: {reason}" for path, reason, at in file.not_read]
     return Findings(
-        checked=tuple(checked),
+        checked=tuple(checks),
         findings=sort_findings(findings),
         not_checked=tuple(not_checked),
         unknown=() if cgroup else ("cgroup.conf: not specified (--cgroup FILE)",),
@@ -176,7 +176,7 @@ def _check_counts(
     """Compare the GPUs in gres.conf and slurm.conf with those of the machine."""
     # Long because each disagreement of the two files and the machine is a few lines.
     by_hand = bool(group.lines) and group.autodetect is None
-    listed = sum(line.devices for line in group.lines)
+    listed_count = sum(line.devices for line in group.lines)
     promised = sum(group.configured_gpus.values())
     machine_text = f"{plural(gpu_count, 'GPU')}, as the machine has"
 
@@ -185,41 +185,41 @@ def _check_counts(
     def count(expected: str, observed: str, case: str | None, fact: str) -> Finding:
         texts = subject, expected, observed, source
         values = {"arguments": arguments, "fact": fact}
-        is_agreed = case in ("too few lines", "no files") and promised == listed
+        is_agreed = case in ("too few lines", "no files") and promised == listed_count
         severity = Severity.WARNING if is_agreed else Severity.CRITICAL
         result = finding("gres-count", *texts, severity=severity, case=case, values=values)
         is_unknown = is_partial and case in ("no lines", "not defined", "not promised")
         return _may_be_unread(result) if is_unknown else result
 
-    in_gres = f"gres.conf lists {plural(listed, 'GPU')} of {subject} instead of {gpu_count}"
+    in_gres = f"gres.conf lists {plural(listed_count, 'GPU')} of {subject} instead of {gpu_count}"
     in_slurm = f"slurm.conf assigns {subject} {plural(promised, 'GPU')} instead of"
 
     if group.is_sliced:
         # How many slices there are is a setting of the driver: the files must agree.
-        if by_hand and promised and promised != listed:
-            expected = f"{listed} in Gres= of slurm.conf, as gres.conf lists"
-            yield count(expected, f"Gres= with {promised}", None, f"{in_slurm} {listed}")
+        if by_hand and promised and promised != listed_count:
+            expected = f"{listed_count} in Gres= of slurm.conf, as gres.conf lists"
+            yield count(expected, f"Gres= with {promised}", None, f"{in_slurm} {listed_count}")
             return
         yield finding(
             "gres-unjudged",
             group.subject,
             "GPUs that are not cut into slices",
-            f"MIG slices, {plural(promised or listed, 'device')} with them",
+            f"MIG slices, {plural(promised or listed_count, 'device')} with them",
             source,
             case="slices",
         )
         return
-    placed = place_files(group.lines)
-    numbers = [number for _, _, number in placed]
-    times = Counter(file for _, file, _ in placed if file is not None)
+    file_places = place_files(group.lines)
+    numbers = [number for _, _, number in file_places]
+    times = Counter(file for _, file, _ in file_places if file is not None)
     if absent := [number for number in numbers if not 0 <= number < gpu_count]:
         fact = f"gres.conf lists GPU {CpuSet(absent)} of {subject}, which the machine does not have"
         yield count(f"at most {machine_text}", f"GPU {CpuSet(absent)}", "too many lines", fact)
     elif twice := compress_hostlist(file for file, number in times.items() if number > 1):
         fact = f"gres.conf lists {twice} of {subject} twice"
         yield count("each device file once", f"{twice} twice", "twice", fact)
-    elif by_hand and listed < gpu_count:
-        yield count(machine_text, f"{listed} in gres.conf", "too few lines", in_gres)
+    elif by_hand and listed_count < gpu_count:
+        yield count(machine_text, f"{listed_count} in gres.conf", "too few lines", in_gres)
     elif by_hand and any(not line.files for line in group.lines):
         fact = f"gres.conf has Count= without File= for GPUs of {subject}"
         expected, observed = "File= with the device files of all GPUs", "lines without File="
@@ -233,23 +233,23 @@ def _check_counts(
             expected, observed = "a NodeName= line with Gres=", "no such line in slurm.conf"
             yield count(expected, observed, "not defined", fact)
         return
-    types = count_types(group.lines) if by_hand and listed == gpu_count else {"": gpu_count}
+    types = count_types(group.lines) if by_hand and listed_count == gpu_count else {"": gpu_count}
     expected = f"Gres={format_gres(types)} on the NodeName= line in slurm.conf, as the machine has"
     if not promised:
         yield count(expected, _NOT_SET, "not promised", f"slurm.conf assigns {subject} no GPUs")
-    elif promised != gpu_count and not (by_hand and promised == listed):
+    elif promised != gpu_count and not (by_hand and promised == listed_count):
         yield count(expected, f"Gres= with {promised}", None, f"{in_slurm} {gpu_count}")
 
 
 def right_type(group: NodeClass, host: Host) -> str:
     """Return the only type in slurm.conf if no manual line has a type, or if only this
     type can be the machine's; else ""."""
-    promised, listed = tuple(group.configured_gpus), count_types(group.lines)
-    if not listed or len(promised) != 1 or group.autodetect is not None:
+    promised_types, listed_types = tuple(group.configured_gpus), count_types(group.lines)
+    if not listed_types or len(promised_types) != 1 or group.autodetect is not None:
         return ""
-    is_wrong = all(is_other_model(kind, host) for kind in listed)
-    if set(listed) == {""} or (is_wrong and not is_other_model(promised[0], host)):
-        return promised[0]
+    is_wrong = all(is_other_model(kind, host) for kind in listed_types)
+    if set(listed_types) == {""} or (is_wrong and not is_other_model(promised_types[0], host)):
+        return promised_types[0]
     return ""
 
 
@@ -387,8 +387,8 @@ def _check_cores(
             observed += f", and the line's GPUs are on {plural(len(nodes), 'node')}"
         homes = {gpu.node: gpu for gpu in wrong if gpu.node is not None}
         cores = [f"Cores={gpu.cores} for {format_nodes([node])}" for node, gpu in homes.items()]
-        stated = line.cores or CpuSet()
-        others = {g.node for g in gpus if g.cores and not g.cores.isdisjoint(stated)} - {None}
+        stated_cores = line.cores or CpuSet()
+        others = {g.node for g in gpus if g.cores and not g.cores.isdisjoint(stated_cores)} - {None}
         yield finding(
             name,
             f"{place}, {_format_gpus(wrong)}",

@@ -68,31 +68,31 @@ def ask(
     kept_open: tuple[int, ...] = (),
 ) -> str:
     """The output of a Slurm program. Raises NoAnswerError, and ToolError with Slurm's reason."""
-    named = {"SLURM_CONF": os.environ["SLURM_CONF"]} if "SLURM_CONF" in os.environ else {}
-    environment = {**named, **(environment or {})}
+    variables = {"SLURM_CONF": os.environ["SLURM_CONF"]} if "SLURM_CONF" in os.environ else {}
+    environment = {**variables, **(environment or {})}
     try:
-        done = run(argv, _TIMEOUT_S, environment=environment, kept_open=kept_open)
+        result = run(argv, _TIMEOUT_S, environment=environment, kept_open=kept_open)
     except ToolTimeoutError as error:
         raise NoAnswerError(error.message) from None
-    if done.returncode != 0 and will_pass(done.stderr):
-        raise NoAnswerError(_format_error(done))
-    if done.returncode != 0:
+    if result.returncode != 0 and will_pass(result.stderr):
+        raise NoAnswerError(_format_error(result))
+    if result.returncode != 0:
         hint = None
-        if "configuration" in done.stderr.lower():
+        if "configuration" in result.stderr.lower():
             hint = "run it where Slurm's commands work: SLURM_CONF names another slurm.conf"
-        raise ToolError(_format_error(done), hint=hint)
-    return done.stdout
+        raise ToolError(_format_error(result), hint=hint)
+    return result.stdout
 
 
-def _format_error(done: ProgramResult) -> str:
+def _format_error(result: ProgramResult) -> str:
     """Return Slurm's errors: the last line names the failure, earlier lines the limit."""
-    lines = [line.strip() for line in done.stderr.splitlines() if line.strip()]
+    lines = [line.strip() for line in result.stderr.splitlines() if line.strip()]
     errors = [line.partition("error: ")[2] for line in lines if "error: " in line]
     if errors:
-        return f"{done.argv[0]}: error: {'; '.join(dict.fromkeys(errors[-3:]))[:300]}"
+        return f"{result.argv[0]}: error: {'; '.join(dict.fromkeys(errors[-3:]))[:300]}"
     if not lines:
-        return str(done.failure())
-    return f"{done.argv[0]}: {lines[-1].removeprefix(f'{done.argv[0]}: ')[:300]}"
+        return str(result.failure())
+    return f"{result.argv[0]}: {lines[-1].removeprefix(f'{result.argv[0]}: ')[:300]}"
 
 
 MAX_RECORDS = 1_000_000
@@ -141,8 +141,8 @@ def _scontrol_jobs(names: Sequence[str]) -> tuple[Job, ...]:
             raise _unknown_job(", ".join(names)) from None
         raise
     # Last, so that it has every job that the texts have.
-    listed = frozenset(ask(NUMBERS_COMMAND).split())
-    jobs = [job for text in texts for job in parse_scontrol_jobs(text, listed=listed)]
+    job_numbers = frozenset(ask(NUMBERS_COMMAND).split())
+    jobs = [job for text in texts for job in parse_scontrol_jobs(text, listed_jobs=job_numbers)]
     return tuple({job.number: job for job in jobs}.values())
 
 

@@ -77,20 +77,20 @@ def audit(arguments: SlurmAuditArguments) -> None:
         arguments.jobs_file is not None or arguments.nodes_file is not None or arguments.host
     ):
         raise exclusive("--records", "--jobs, --nodes or --host")
-    judged: dict[str, str] = {}  # the job of each allocation
+    jobs: dict[str, str] = {}  # the job of each allocation
     with working("reading the jobs"):
         if arguments.records is not None:
             records = read_records(arguments.records, arguments.jobs, order)
-            findings = judge_jobs(_add_judged(records, judged))
+            findings = judge_jobs(_add_judged(records, jobs))
         else:
             listed, not_checked = _jobs_to_audit(arguments.jobs, arguments.jobs_file)
             shapes = _read_shapes(arguments.jobs_file, arguments.nodes_file)
             machines = _read_machines(arguments.host)
             running = _running_allocations(listed, shapes, machines, order, look=arguments.look)
             findings = judge_jobs(
-                _add_judged(running, judged), [job for job in listed if job.unreadable is not None]
+                _add_judged(running, jobs), [job for job in listed if job.unreadable is not None]
             )
-            if judged and arguments.jobs_file is not None and arguments.nodes_file is None:
+            if jobs and arguments.jobs_file is not None and arguments.nodes_file is None:
                 names = first_few({machine.host.name: None for machine in machines.values()}, 3)
                 file = "--nodes FILE with `scontrol show node`"
                 not_checked += (f"whether the nodes are as {names}: {file}",)
@@ -104,21 +104,21 @@ def audit(arguments: SlurmAuditArguments) -> None:
             for finding in findings.findings
             if finding.id in ("job-gpu-far", "job-unjudged")
         }
-        local = ", ".join(subject for subject in judged if subject not in not_local)
+        local = ", ".join(subject for subject in jobs if subject not in not_local)
         if local:
             findings = replace(findings, checked=(*findings.checked, f"local: {local}"))
-    subject = plural(len(set(judged.values())), "GPU job")
+    subject = plural(len(set(jobs.values())), "GPU job")
     print_findings(findings, subject, as_json=arguments.json, explain=arguments.explain)
     exit_by(findings)
 
 
 def _add_judged(
-    allocations: Iterable[JobAllocation], judged: dict[str, str]
+    allocations: Iterable[JobAllocation], judged_jobs: dict[str, str]
 ) -> Iterator[JobAllocation]:
     """Pass allocations on, and add the subjects and jobs that can be judged."""
     for allocation in allocations:
         if allocation.gpus and allocation.unknown is None:
-            judged[allocation.subject] = allocation.job
+            judged_jobs[allocation.subject] = allocation.job
         yield allocation
 
 
@@ -178,12 +178,12 @@ def _running_allocations(
             is_sliced = share.node in sliced_nodes or (shape is not None and shape.has_slices)
             if numbers is None and is_sliced and not sliced:
                 numbers = ()  # whole GPUs beside slices are not numbered by address
-            owned = build_allocation(job, share, machine, shape, numbers)
-            if owned.unknown is not None and order is not None and shape is not None:
-                owned = allocation_by_gres(job, share, shape, order) or owned
-            if look and owned.gpus:
-                owned = add_tasks(owned, _read_tasks(job, share.node))
-            yield owned
+            allocation = build_allocation(job, share, machine, shape, numbers)
+            if allocation.unknown is not None and order is not None and shape is not None:
+                allocation = allocation_by_gres(job, share, shape, order) or allocation
+            if look and allocation.gpus:
+                allocation = add_tasks(allocation, _read_tasks(job, share.node))
+            yield allocation
 
 
 def _read_tasks(job: Job, node: str) -> tuple[TaskRecord, ...]:
@@ -199,11 +199,11 @@ def _read_machines(hosts: tuple[str, ...]) -> Mapping[str, NodeMachine]:
     """Return the machines by node name; "" is that of all other nodes. Each source is read once."""
     sources: dict[str, str | None] = {} if hosts else {"": None}
     for option in hosts:
-        names, named, source = option.partition("=")
+        names, separator, source = option.partition("=")
         # A path may hold a "=", but a list of nodes holds no "/".
-        if not named or "/" in names:
+        if not separator or "/" in names:
             names, source = "", option
-        if not source or (named and not names):
+        if not source or (separator and not names):
             raise UsageError(f"--host {option}: expected NODES=SOURCE, found no '='")
         for name in expand_hostlist(names, f"--host {option}") if names else ("",):
             if sources.setdefault(name, source) != source:
@@ -220,9 +220,9 @@ def _read_text(path: Path, subject: str) -> str:
 
 
 def _write_hooks(directory: Path, spool: str) -> None:
-    written = {directory / name: text for name, text in render_hooks(spool).items()}
-    modes = {path: 0o644 if path.name == "README" else 0o755 for path in written}
-    write_new_files(directory, written, modes)
+    text_of_path = {directory / name: text for name, text in render_hooks(spool).items()}
+    modes = {path: 0o644 if path.name == "README" else 0o755 for path in text_of_path}
+    write_new_files(directory, text_of_path, modes)
 
 
 def check(arguments: SlurmCheckArguments) -> None:
@@ -249,7 +249,7 @@ def check(arguments: SlurmCheckArguments) -> None:
         gres, slurm, host, cgroup=cgroup, nodes=nodes, host_source=arguments.host
     )
     findings = add_gaps(findings, host.gaps)
-    corrected = correct(gres, slurm, host, nodes)
+    correction = correct(gres, slurm, host, nodes)
     for line, names in find_shared_lines(gres, slurm, host, nodes).items():
         place = f"{Path(line.line.source).name}:{line.line.first}"
         note(f"{place}: not corrected, since it is also about {compress_hostlist(names)}")
@@ -259,7 +259,7 @@ def check(arguments: SlurmCheckArguments) -> None:
         texts = {
             {"-": f"{kind}.conf"}.get(source, source): text
             for kind, config in (("gres", gres), ("slurm", slurm))
-            for source, text in corrected.items()
+            for source, text in correction.items()
             if source in {file.source for file in config.files}
         }
         _write(arguments.output, texts, (arguments.gres, arguments.slurm))
@@ -268,15 +268,15 @@ def check(arguments: SlurmCheckArguments) -> None:
     name = "Slurm's files" if len(files) > 1 else next(iter(files), Path(gres.source).name)
     print_findings(findings, name, as_json=arguments.json, explain=arguments.explain)
     if not arguments.json:
-        _print_lines(before, corrected, explain=arguments.explain)
+        _print_lines(before, correction, explain=arguments.explain)
     exit_by(findings)
 
 
 def _print_lines(before: Mapping[str, str], after: Mapping[str, str], *, explain: bool) -> None:
     """Print the lines that change, at most _MAX_LINES; explain: the whole diff of each file."""
-    changed = [source for source in after if after[source] != before[source]]
+    changed_sources = [source for source in after if after[source] != before[source]]
     lines: list[str] = []
-    for source in changed:
+    for source in changed_sources:
         old, new = before[source], after[source]
         if explain:
             say("")
@@ -292,20 +292,20 @@ def _print_lines(before: Mapping[str, str], after: Mapping[str, str], *, explain
             say(f"{plural(len(lines) - count, 'more line')} (--explain)")
 
 
-def _write(directory: Path, texts: Mapping[str, str], named: tuple[Path, ...]) -> None:
-    """Write all files without overwriting any; named: the two files that the user named."""
-    written: dict[Path, str] = {}
+def _write(directory: Path, texts: Mapping[str, str], named_paths: tuple[Path, ...]) -> None:
+    """Write all files without overwriting any; named_paths: the two files that the user named."""
+    text_of_path: dict[Path, str] = {}
     for source, text in texts.items():
-        path = directory / _relative_path(Path(source), named)
-        if path in written:
+        path = directory / _relative_path(Path(source), named_paths)
+        if path in text_of_path:
             raise UsageError(f"{path}: expected files of different names, found one")
-        written[path] = text
-    write_new_files(directory, written)
+        text_of_path[path] = text
+    write_new_files(directory, text_of_path)
 
 
-def _relative_path(path: Path, named: tuple[Path, ...]) -> Path:
+def _relative_path(path: Path, named_paths: tuple[Path, ...]) -> Path:
     """Return the path relative to the directory of the including file; never one outside."""
-    for file in named:
-        if path not in named and path.resolve().is_relative_to(file.parent.resolve()):
+    for file in named_paths:
+        if path not in named_paths and path.resolve().is_relative_to(file.parent.resolve()):
             return path.resolve().relative_to(file.parent.resolve())
     return Path(path.name)

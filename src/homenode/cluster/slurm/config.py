@@ -212,8 +212,8 @@ def _end_of(row: str) -> int:
     comment = _COMMENT.search(row)
     if comment is not None:
         return comment.end(1)
-    joined = _CONTINUED.search(row)
-    return len(row.rstrip("\r")) if joined is None else joined.start(1)
+    continuation = _CONTINUED.search(row)
+    return len(row.rstrip("\r")) if continuation is None else continuation.start(1)
 
 
 def config_word(key: str, value: str) -> str:
@@ -250,9 +250,9 @@ def replace_words(rows: Sequence[str], words: Mapping[str, str]) -> tuple[str, .
             value = config_word(key, words[key]).partition("=")[2]
             edits.append((begin, places[at - 1] + 1, value))
             missing.pop(key.lower(), None)
-    added = "".join(f" {config_word(key, words[key])}" for key in missing.values())
+    added_words = "".join(f" {config_word(key, words[key])}" for key in missing.values())
     last = places[at - 1] + 1 if at else 0
-    for start, end, value in [(last, last, added), *reversed(edits)]:
+    for start, end, value in [(last, last, added_words), *reversed(edits)]:
         text = text[:start] + value + text[end:]
     return tuple(text.split("\n"))
 

@@ -39,20 +39,20 @@ def correct(
     Raises like `check`.
     """
     groups, gpus = groups_like(node_classes(gres, slurm, nodes), host), gpu_cores(host)
-    shared = find_shared_lines(gres, slurm, host, nodes)
+    shared_lines = find_shared_lines(gres, slurm, host, nodes)
     gres_edits: Edits = {}
     words_of: dict[ConfigLine, dict[str, str]] = {}
-    added: dict[str, list[str]] = {gres.source: [], slurm.source: []}
+    added_lines: dict[str, list[str]] = {gres.source: [], slurm.source: []}
     for group in groups:
         types = None
-        if not shared.keys() & set(group.lines):
+        if not shared_lines.keys() & set(group.lines):
             # A line is written once: the type of one group must be that of all.
             kinds = {right_type(other, host) for other in groups if other.lines == group.lines}
             kind = kinds.pop() if len(kinds) == 1 else ""
             types = _correct_lines(gres, group, host, kind, gres_edits)
         if types is None and not group.lines and not group.is_sliced:
             if group.autodetect is None and not gres.not_read:
-                added[gres.source] += _new_lines(group, gpus)
+                added_lines[gres.source] += _new_lines(group, gpus)
             types = {next(iter(group.configured_gpus), ""): len(gpus)}
         node = group.definition
         if node is None or set(node.names) != set(group.names) or not types:
@@ -72,11 +72,11 @@ def correct(
         if setting is not None:
             words_of.setdefault(setting[1], {})[key] = value
         elif not slurm.not_read:  # else it may be in a file that is not read
-            added[slurm.source].append(f"{key}={value}")
+            added_lines[slurm.source].append(f"{key}={value}")
     slurm_edits = {
         line: replace_words(slurm.find_rows(line), words) for line, words in words_of.items()
     }
-    return _apply_edits((gres, slurm), {**gres_edits, **slurm_edits}, added)
+    return _apply_edits((gres, slurm), {**gres_edits, **slurm_edits}, added_lines)
 
 
 def find_shared_lines(
@@ -96,20 +96,20 @@ def _correct_lines(
 ) -> dict[str, int] | None:
     """Add the group's corrected lines to edits, and return the GPUs of each type in them; None if
     lines without files cannot be corrected."""
-    placed = place_files(group.lines)
-    if not placed or any(file is None for _, file, _ in placed):
+    file_places = place_files(group.lines)
+    if not file_places or any(file is None for _, file, _ in file_places):
         return None
     gpus, order = gpu_cores(host), core_order(host)
     is_detected = group.autodetect is not None
     types: dict[str, int] = {}
     rows: tuple[str, ...] = ()
-    listed: set[str | None] = set()
-    line = placed[0][0]
-    for line, members in groupby(placed, key=lambda place: place[0]):
+    listed_types: set[str | None] = set()
+    line = file_places[0][0]
+    for line, members in groupby(file_places, key=lambda place: place[0]):
         files: dict[CpuSet | None, list[str]] = {}
         for _, file, number in members:
-            is_first = 0 <= number < len(gpus) and file not in listed
-            listed.add(file)
+            is_first = 0 <= number < len(gpus) and file not in listed_types
+            listed_types.add(file)
             if file is not None and (group.is_sliced or is_first):
                 gpu = gpus[number] if 0 <= number < len(gpus) else None
                 cores = line.cores
@@ -126,8 +126,8 @@ def _correct_lines(
         kind = (promised_type or line.type or "").lower()
         types[kind] = types.get(kind, 0) + count
     if not (is_detected or group.is_sliced or line.line.get("links")):
-        missing = [gpu for gpu in gpus if gpu.index not in {number for _, _, number in placed}]
-        stem = _find_stem(placed)
+        missing = [gpu for gpu in gpus if gpu.index not in {number for _, _, number in file_places}]
+        stem = _find_stem(file_places)
         if missing and stem is not None and all(gpu.cores is not None for gpu in missing):
             for cores, neighbours in groupby(missing, key=lambda gpu: gpu.cores):
                 names = [f"{stem[0]}{gpu.index + stem[1]}" for gpu in neighbours]
@@ -152,10 +152,10 @@ def _format_gpu_line(
     return replace_words(rows, words) if words else rows
 
 
-def _find_stem(placed: Sequence[tuple[GresLine, str | None, int]]) -> tuple[str, int] | None:
+def _find_stem(file_places: Sequence[tuple[GresLine, str | None, int]]) -> tuple[str, int] | None:
     """Return a device file's name before its number, and the number of GPU 0, if all agree."""
     stems = set()
-    for _, file, number in placed:
+    for _, file, number in file_places:
         stem = (file or "").rstrip("0123456789")
         digits = (file or "")[len(stem) :]
         stems.add((stem, int(digits) - number) if digits else None)
@@ -179,13 +179,13 @@ def _new_lines(group: NodeClass, gpus: Sequence[GpuCores]) -> list[str]:
 
 
 def _apply_edits(
-    configs: Sequence[SlurmConfig], edits: Edits, added: Mapping[str, Sequence[str]]
+    configs: Sequence[SlurmConfig], edits: Edits, added_lines: Mapping[str, Sequence[str]]
 ) -> dict[str, str]:
     """Return the texts of the files after the edits, added lines at the end of each."""
     rows = {file.source: file.text.split("\n") for config in configs for file in config.files}
     for line in sorted(edits, key=lambda line: -line.first):
         rows[line.source][line.first - 1 : line.last] = edits[line]
-    for source, lines in added.items():
+    for source, lines in added_lines.items():
         if lines:
             if not rows[source][-1]:
                 rows[source].pop()

@@ -196,10 +196,10 @@ class DeviceOrder(Struct, frozen=True):
             return None
         if _has_several_types(lines):
             return ()
-        placed = place_files(lines)
-        if any(file is None for _, file, _ in placed):
+        file_places = place_files(lines)
+        if any(file is None for _, file, _ in file_places):
             return None
-        return tuple(number for _, _, number in placed)
+        return tuple(number for _, _, number in file_places)
 
     def list_cores(self, node: str) -> tuple[CpuSet | None, ...]:
         """The Cores= of the device at each position of a node's list; () without an order."""
@@ -286,21 +286,21 @@ def node_classes(
     """Return the GPU nodes of both files. nodes: only these; () = all nodes with GPUs, else all
     nodes. Raises ParseError that names a line, InputError for a node that is in neither file."""
     lines = gres_lines(gres)
-    defined = {name: node for node in node_definitions(slurm) for name in node.names}
-    named = [name for name, node in defined.items() if node.gpu_types]
+    node_of_name = {name: node for node in node_definitions(slurm) for name in node.names}
+    named = [name for name, node in node_of_name.items() if node.gpu_types]
     named += [name for line in lines if line.name == "gpu" for name in line.nodes or ()]
     has_lines = any(line.name == "gpu" or line.autodetect for line in lines)
-    names = tuple(dict.fromkeys(nodes or named or defined))
-    if unknown := [name for name in nodes if name not in defined and name not in named]:
+    names = tuple(dict.fromkeys(nodes or named or node_of_name))
+    if unknown := [name for name in nodes if name not in node_of_name and name not in named]:
         raise InputError(
             f"no node {compress_hostlist(unknown)} in {slurm.source} or {gres.source}",
-            hint=f"--nodes {compress_hostlist(named or defined)[:200]}",
+            hint=f"--nodes {compress_hostlist(named or node_of_name)[:200]}",
         )
     lines_of = lines_by_node(lines, len(names))
     groups: dict[tuple[object, ...], list[str]] = {}
     for name in names or (("",) if has_lines else ()):
         node_lines = lines_of(name)
-        node = defined.get(name)
+        node = node_of_name.get(name)
         key = (find_lines(node_lines, name), find_autodetect(node_lines, name), node and node.line)
         groups.setdefault(key, []).append(name)
     return tuple(
@@ -308,7 +308,7 @@ def node_classes(
             tuple(group) if names else (),
             find_lines(lines_of(group[0]), group[0]),
             find_autodetect(lines_of(group[0]), group[0]),
-            defined.get(group[0]),
+            node_of_name.get(group[0]),
         )
         for group in groups.values()
     )

@@ -76,9 +76,9 @@ def parse_record(text: str, source: str) -> JobRecord:
         words = line.split()
         if words:
             _read(fields, lists, words, source, number)
-    for needed in ("job", "node"):
-        if needed not in fields:
-            raise ParseError(source, f"a line {needed!r}", line=len(lines))
+    for key in ("job", "node"):
+        if key not in fields:
+            raise ParseError(source, f"a line {key!r}", line=len(lines))
     restart = fields.get("restart", "")
     return JobRecord(
         job=fields["job"],
@@ -171,7 +171,7 @@ _BINDS = re.compile(r"bind(?:[=:][a-z|]+)?:([0-9,-]+)\Z")
 def recorded_allocation(record: JobRecord, numbers: Sequence[int] | None = None) -> JobAllocation:
     """Return the job's allocation; `unknown` has the reason for missing values. numbers: the
     driver's number at each position, in the order of gres.conf (gres.py)."""
-    owned = JobAllocation(
+    allocation = JobAllocation(
         job=record.job,
         node=record.node,
         name=record.name,
@@ -184,24 +184,24 @@ def recorded_allocation(record: JobRecord, numbers: Sequence[int] | None = None)
     gpus = candidates[0]
     if gpus is None:
         return replace(
-            owned,
+            allocation,
             unknown=f"the record has no address of GPU {max(record.owned)}",
             fix="--gres gres.conf, if its lines name the GPUs' files",
         )
     if any(other is None or _list_nodes(other) != _list_nodes(gpus) for other in candidates[1:]):
         return replace(
-            owned,
+            allocation,
             unknown="the driver's order of GPUs is not that of their addresses, or some are cut "
             "into slices: which of them Slurm means depends on gres.conf",
             fix="--gres gres.conf, if its lines name the GPUs' files",
         )
     if record.owned and not record.tasks:
         return replace(
-            owned,
+            allocation,
             unknown="no task of it was recorded: no TaskProlog, or none had started",
             fix="set TaskProlog=, as in the README of the hooks",
         )
-    return add_tasks(replace(owned, gpus=gpus), record.tasks)
+    return add_tasks(replace(allocation, gpus=gpus), record.tasks)
 
 
 def add_tasks(allocation: JobAllocation, tasks: Sequence[TaskRecord]) -> JobAllocation:
@@ -224,11 +224,11 @@ def _list_orders(
         yield [by_number.get(number) for number in numbers]
         return
     slices = dict(record.slices)
-    ordered = [by_number[gpu.index] for gpu in sorted(record.gpus, key=lambda gpu: str(gpu.bdf))]
-    yield [gpu for gpu in ordered for _ in range(slices.get(gpu.index or 0, 1))]
+    gpus = [by_number[gpu.index] for gpu in sorted(record.gpus, key=lambda gpu: str(gpu.bdf))]
+    yield [gpu for gpu in gpus for _ in range(slices.get(gpu.index or 0, 1))]
     if slices:
-        whole_gpus: list[AllocatedGpu | None] = [g for g in ordered if (g.index or 0) not in slices]
-        cut = [g for g in ordered for _ in range(slices.get(g.index or 0, 0))]
+        whole_gpus: list[AllocatedGpu | None] = [g for g in gpus if (g.index or 0) not in slices]
+        cut = [g for g in gpus for _ in range(slices.get(g.index or 0, 0))]
         yield [*whole_gpus, *cut]
         yield [*cut, *whole_gpus]
     else:
@@ -242,9 +242,9 @@ def _match_gpus(
     """Return the job's GPUs in an order, each once; None if a position is missing."""
     # Older versions called AMD's by the number of /dev/dri/renderD128 and on.
     places = [n - _RENDER if n >= max(len(order), _RENDER) else n for n in record.owned]
-    placed = [order[place] if place < len(order) else None for place in places]
-    gpus = tuple(dict.fromkeys(gpu for gpu in placed if gpu is not None))
-    return gpus if None not in placed else None
+    placed_gpus = [order[place] if place < len(order) else None for place in places]
+    gpus = tuple(dict.fromkeys(gpu for gpu in placed_gpus if gpu is not None))
+    return gpus if None not in placed_gpus else None
 
 
 def _set_home_node(record: JobRecord, gpu: AllocatedGpu) -> AllocatedGpu:
@@ -255,12 +255,12 @@ def _set_home_node(record: JobRecord, gpu: AllocatedGpu) -> AllocatedGpu:
     if len(with_cpus) == 1:
         return replace(gpu, node=with_cpus[0])
     distances = _find_distances(record)
-    ranked = sorted(
+    nodes = sorted(
         (distances.get((gpu.node, n), 255), n) for n in with_cpus if gpu.node is not None
     )
-    if not ranked or ranked[0][0] == 255 or (len(ranked) > 1 and ranked[0][0] == ranked[1][0]):
+    if not nodes or nodes[0][0] == 255 or (len(nodes) > 1 and nodes[0][0] == nodes[1][0]):
         return replace(gpu, node=None)
-    return replace(gpu, node=ranked[0][1])
+    return replace(gpu, node=nodes[0][1])
 
 
 def _list_nodes(gpus: Iterable[AllocatedGpu]) -> list[int]:
@@ -368,8 +368,8 @@ def render_hooks(spool: str = SPOOL, directory: str = "/etc/slurm/homenode") -> 
             raise UsageError(
                 f"{path}: expected an absolute path of letters, digits, '.', '-' and '_'"
             )
-    written = {}
+    hooks = {}
     for name in _SCRIPTS:
         text = _read_script(name).replace("@ROOT@\n", _read_script("root.sh"))
-        written[name] = text.replace("@SPOOL@", spool).replace("@DIRECTORY@", directory)
-    return written
+        hooks[name] = text.replace("@SPOOL@", spool).replace("@DIRECTORY@", directory)
+    return hooks

@@ -152,7 +152,7 @@ def number_devices(
     """Return the PCI tree of described roots. pus_of_node: None = CPUs local to no known node.
     Raises InputError if windows of buses overlap, run out, or an address contradicts its place."""
     # Long because each root's buses depend on those of the roots before it.
-    placed: list[PlacedFunction] = []
+    functions: list[PlacedFunction] = []
     complexes: list[RootComplex] = []
     windows: dict[int, list[tuple[int, int]]] = {}
     for root in roots:
@@ -162,7 +162,7 @@ def number_devices(
             bus = max((last for _, last in in_use), default=-1) + 1
         name = f"pci{root.domain:04x}:{bus:02x}"
         node = None if root.node is None else NodeIndex(root.node)
-        numbered = _BdfNumbering(
+        numbering = _BdfNumbering(
             source=source,
             root_complex=name,
             domain=root.domain,
@@ -171,46 +171,46 @@ def number_devices(
             pus_of_node=pus_of_node,
             models=models,
         )
-        numbered.add_root(root)
+        numbering.add_root(root)
         for first_used, last_used in in_use:
-            if bus <= last_used and first_used <= numbered.last:
-                raise numbered.make_error(
+            if bus <= last_used and first_used <= numbering.last:
+                raise numbering.make_error(
                     f"{root.location}.bus",
                     "buses free of the other root complexes",
-                    f"{bus:#04x}-{numbered.last:#04x} over {first_used:#04x}-{last_used:#04x}",
+                    f"{bus:#04x}-{numbering.last:#04x} over {first_used:#04x}-{last_used:#04x}",
                 )
-        in_use.append((bus, numbered.last))
-        placed += numbered.placed
-        if len(placed) > MAX_FUNCTIONS:
-            raise numbered.make_error(root.location, f"at most {MAX_FUNCTIONS} functions", "more")
-        complexes.append(RootComplex(name, root.domain, bus, _find_stated_node(numbered.placed)))
-    placed.sort(key=lambda function: function.device.bdf)
-    for lower, other in pairwise(placed):
+        in_use.append((bus, numbering.last))
+        functions += numbering.placed
+        if len(functions) > MAX_FUNCTIONS:
+            raise numbering.make_error(root.location, f"at most {MAX_FUNCTIONS} functions", "more")
+        complexes.append(RootComplex(name, root.domain, bus, _find_stated_node(numbering.placed)))
+    functions.sort(key=lambda function: function.device.bdf)
+    for lower, other in pairwise(functions):
         if lower.device.bdf == other.device.bdf:
             raise InputError(
                 f"{source}: root: expected each address once, found {lower.device.bdf} twice"
             )
     bdfs_of_model: dict[str, tuple[Bdf, ...]] = {}
-    for function in placed:
+    for function in functions:
         if function.model:
             bdfs = bdfs_of_model.get(function.model, ())
             bdfs_of_model[function.model] = (*bdfs, function.device.bdf)
     return DescribedPci(
         tuple(sorted(complexes, key=lambda function: (function.domain, function.bus))),
-        _assign_groups(placed) if iommu else tuple(function.device for function in placed),
-        _list_names(source, placed, bdfs_of_model),
+        _assign_groups(functions) if iommu else tuple(function.device for function in functions),
+        _list_names(source, functions, bdfs_of_model),
         bdfs_of_model,
     )
 
 
 def _list_names(
-    source: str, placed: Sequence[PlacedFunction], bdfs_of_model: Mapping[str, tuple[Bdf, ...]]
+    source: str, functions: Sequence[PlacedFunction], bdfs_of_model: Mapping[str, tuple[Bdf, ...]]
 ) -> dict[str, Bdf]:
     names = {
         f"{model}.{i}": bdf for model, bdfs in bdfs_of_model.items() for i, bdf in enumerate(bdfs)
     }
     bdf_of_own_name: dict[str, Bdf] = {}
-    for function in placed:
+    for function in functions:
         if function.name is not None:
             if function.name in bdf_of_own_name:
                 raise InputError(
@@ -227,13 +227,13 @@ def _find_stated_node(placed: Sequence[PlacedFunction]) -> NodeIndex | None:
     return nodes.pop() if len(nodes) == 1 else None
 
 
-def _assign_groups(placed: Sequence[PlacedFunction]) -> tuple[PciDevice, ...]:
+def _assign_groups(placed_functions: Sequence[PlacedFunction]) -> tuple[PciDevice, ...]:
     """Return the devices with IOMMU groups: one per slot and per virtual function, unless set."""
-    used = {function.iommu_group for function in placed}
+    used = {function.iommu_group for function in placed_functions}
     group_of_slot: dict[tuple[int, int, int], int] = {}
-    grouped: list[PciDevice] = []
+    grouped_devices: list[PciDevice] = []
     following = 0
-    for function in placed:
+    for function in placed_functions:
         device, bdf = function.device, function.device.bdf
         slot = (bdf.domain, bdf.bus, bdf.device)
         group = function.iommu_group
@@ -246,8 +246,8 @@ def _assign_groups(placed: Sequence[PlacedFunction]) -> tuple[PciDevice, ...]:
             used.add(group)
         if device.physical_function is None:
             group_of_slot.setdefault(slot, group)
-        grouped.append(replace(device, iommu_group=group))
-    return tuple(grouped)
+        grouped_devices.append(replace(device, iommu_group=group))
+    return tuple(grouped_devices)
 
 
 class _BdfNumbering(Struct):

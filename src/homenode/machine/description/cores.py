@@ -236,11 +236,11 @@ def packages_of_nodes(
     everywhere = {core.package for core in cores}
     packages: dict[int, PackageIndex | None] = {}
     for index, own in sorted(of_cores.items()):
-        named = None if index not in tables else tables[index].package
-        if named is not None and named not in (own or everywhere):
+        named_package = None if index not in tables else tables[index].package
+        if named_package is not None and named_package not in (own or everywhere):
             expected = f"one of the packages {sorted(own or everywhere)}"
-            raise tables[index].make_error("package", expected, named)
-        package = next(iter(own)) if named is None and len(own) == 1 else named
+            raise tables[index].make_error("package", expected, named_package)
+        package = next(iter(own)) if named_package is None and len(own) == 1 else named_package
         packages[index] = None if package is None else PackageIndex(package)
     return packages
 
@@ -263,13 +263,13 @@ def parse_node(
     key = table.name_of("hugepages") if own_pools else "hugepages_per_node"
     pages_of_size = table.hugepages if table.hugepages is not None else file.hugepages_per_node
     pools = _page_pools(file.source, key, pages_of_size) if memory else ()
-    reserved = sum(pool.page_bytes * pool.total_pages for pool in pools)
-    if reserved > memory:
+    reserved_bytes = sum(pool.page_bytes * pool.total_pages for pool in pools)
+    if reserved_bytes > memory:
         expected = f"huge pages within {memory} bytes of node {index}"
-        raise make_value_error(file.source, key, expected, reserved)
+        raise make_value_error(file.source, key, expected, reserved_bytes)
     free = table.memory_free
-    if free is not None and free > memory - reserved:
-        raise table.make_error("memory_free", f"at most {memory - reserved} bytes", int(free))
+    if free is not None and free > memory - reserved_bytes:
+        raise table.make_error("memory_free", f"at most {memory - reserved_bytes} bytes", int(free))
     if table.gpu is not None and pus is not None:
         raise table.make_error("gpu", "a node without cores", f"node {index} with cores")
     # The kernel shows what memory is only of a DAX device's node ("other") and of a GPU's.
@@ -291,7 +291,7 @@ def parse_node(
         index=NodeIndex(index),
         pus=pus or CpuSet(),
         memory_bytes=int(memory),
-        memory_free_bytes=memory - reserved if free is None else int(free),
+        memory_free_bytes=memory - reserved_bytes if free is None else int(free),
         page_pools=pools,
         memory_kind=kind,
         gpu=gpu,
@@ -401,8 +401,8 @@ def build_llcs(
     """Return the last-level caches of online CPUs, by their lowest CPU. sizes: used in turn."""
     sharers = _union_by_key((slot.llc, slot.pus) for slot in slots if slot.llc is not None)
     alive = [(pus & online, sizes[llc % len(sizes)]) for llc, pus in sorted(sharers.items())]
-    shown = sorted((cache for cache in alive if cache[0]), key=lambda cache: _lowest_pu(cache[0]))
-    return tuple(Llc(LlcIndex(i), pus, level, size) for i, (pus, size) in enumerate(shown))
+    caches = sorted((cache for cache in alive if cache[0]), key=lambda cache: _lowest_pu(cache[0]))
+    return tuple(Llc(LlcIndex(i), pus, level, size) for i, (pus, size) in enumerate(caches))
 
 
 def build_packages(slots: Sequence[CoreSlot], online: CpuSet) -> tuple[Package, ...]:

@@ -236,26 +236,26 @@ def parse_roots(
     """Return the root complexes of [[root]]; `node = [0, 0, 1]` means three equal ones."""
     roots = []
     for table in file.root:
-        listed = table.node if isinstance(table.node, tuple) else (table.node,)
-        placed = [_parse_node(table, element, nodes) for element in listed]
+        node_elements = table.node if isinstance(table.node, tuple) else (table.node,)
+        root_nodes = [_parse_node(table, element, nodes) for element in node_elements]
         domains = table.domain if isinstance(table.domain, tuple) else (table.domain,)
-        domains = domains * len(placed) if len(domains) == 1 else domains
-        buses: Sequence[int | None] = (None,) * len(placed)
+        domains = domains * len(root_nodes) if len(domains) == 1 else domains
+        buses: Sequence[int | None] = (None,) * len(root_nodes)
         if table.bus is not None:
             buses = table.bus if isinstance(table.bus, tuple) else (table.bus,)
         for key, values in (("bus", buses), ("domain", domains)):
-            if len(values) != len(placed):
+            if len(values) != len(root_nodes):
                 raise table.make_error(
-                    key, f"{plural(len(placed), 'number')}, one per node", [*values]
+                    key, f"{plural(len(root_nodes), 'number')}, one per node", [*values]
                 )
         reader = _Elements(models, nodes)
         ports = reader.build_ports(table, "ports", table.ports, _link(table.port_link), 0)
-        integrated = tuple(
+        integrated_endpoints = tuple(
             reader.build_endpoint(element, {"port_link"})
             for element in _convert_to_tables(table, "integrated", table.integrated)
         )
-        for bus, domain, node in zip(buses, domains, placed, strict=True):
-            roots.append(Root(table.location, domain, bus, node, ports, integrated))
+        for bus, domain, node in zip(buses, domains, root_nodes, strict=True):
+            roots.append(Root(table.location, domain, bus, node, ports, integrated_endpoints))
     return tuple(roots)
 
 
@@ -263,20 +263,20 @@ def _parse_node(table: RootTable | ElementTable, value: object, nodes: Sequence[
     if value == UNKNOWN_NODE:
         return None
     if not isinstance(value, int) or value not in nodes:
-        shown = ", ".join(map(str, nodes[:40]))
-        raise table.make_error("node", f'one of the nodes {shown} or "{UNKNOWN_NODE}"', value)
+        shown_nodes = ", ".join(map(str, nodes[:40]))
+        raise table.make_error("node", f'one of the nodes {shown_nodes} or "{UNKNOWN_NODE}"', value)
     return value
 
 
 def _convert_to_tables(
-    table: TomlTable, key: str, listed: Sequence[str | ElementTable]
+    table: TomlTable, key: str, elements: Sequence[str | ElementTable]
 ) -> tuple[ElementTable, ...]:
     """Return the entries of a list as tables: "gpu" is short for { model = "gpu" }."""
     return tuple(
         decode_value(_split_text(element), ElementTable, table.source, f"{table.name_of(key)}[{i}]")
         if isinstance(element, str)
         else element
-        for i, element in enumerate(listed)
+        for i, element in enumerate(elements)
     )
 
 
@@ -288,7 +288,7 @@ class _Elements(Struct, frozen=True):
         self,
         table: TomlTable,
         key: str,
-        listed: Sequence[str | ElementTable],
+        elements: Sequence[str | ElementTable],
         link: PciLink | None,
         depth: int,
     ) -> tuple[Port, ...]:
@@ -296,7 +296,7 @@ class _Elements(Struct, frozen=True):
             raise table.make_error(key, f"at most {MAX_DEPTH} switches below one another", "more")
         return tuple(
             self._build_port(element, link, depth)
-            for element in _convert_to_tables(table, key, listed)
+            for element in _convert_to_tables(table, key, elements)
         )
 
     def _build_port(self, table: ElementTable, link: PciLink | None, depth: int) -> Port:

@@ -137,13 +137,13 @@ def _list_pins(
     if pins is not None:
         if isinstance(pins, str):
             pus = CpuSet.parse(pins, f"{table.source}: {table.name_of('pins')}")
-            listed = tuple(CpuSet([pu]) for pu in _online_pus(table, "pins", pus, online))
+            pu_sets = tuple(CpuSet([pu]) for pu in _online_pus(table, "pins", pus, online))
         else:
-            listed = _pu_lists(table, "pins", pins, online)
-        if not listed or (count is not None and count != len(listed)):
+            pu_sets = _pu_lists(table, "pins", pins, online)
+        if not pu_sets or (count is not None and count != len(pu_sets)):
             shown = pins if isinstance(pins, str) else list(map(str, pins))
             raise table.make_error("pins", f"the CPUs of each of {count or 'its'} vCPUs", shown)
-        return listed
+        return pu_sets
     if count is None:
         raise table.make_error("vcpus", "a number of vCPUs, or pins", None)
     pus = CpuSet(pu for node in nodes for pu in pus_of_node.get(node, CpuSet()))
@@ -186,12 +186,12 @@ def _share_memory(
 
 
 def _pu_lists(
-    table: VmTable, key: str, listed: Sequence[CpuSet], online: CpuSet
+    table: VmTable, key: str, pu_sets: Sequence[CpuSet], online: CpuSet
 ) -> tuple[CpuSet, ...]:
-    for pus in listed:
+    for pus in pu_sets:
         if not _online_pus(table, key, pus, online):
             raise table.make_error(key, "a list of nonempty CPU lists", "")
-    return tuple(listed)
+    return tuple(pu_sets)
 
 
 def _online_pus(table: TomlTable, key: str, pus: CpuSet, online: CpuSet) -> CpuSet:
@@ -317,8 +317,8 @@ def parse_description(text: str, source: str) -> HostDescription:
             nodes=nodes,
             packages=packages,
             die_of_pu={PuIndex(pu): slot.die for slot in slots for pu in slot.pus if pu in online},
-            disallowed=file.disallowed_pus,
-            isolated=file.settings.isolated,
+            disallowed_pus=file.disallowed_pus,
+            isolated_pus=file.settings.isolated,
             nohz_full=file.settings.nohz_full,
         ),
         root_complexes=tree.root_complexes,

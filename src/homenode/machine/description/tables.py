@@ -111,14 +111,14 @@ def decode_value(value: object, value_type: type[T], source: str, location: str)
     """Return the value of a key, as a table or another type. Raises InputError."""
     try:
         with TYPES:
-            decoded = msgspec.convert(value, value_type, dec_hook=_convert_text)
+            decoded_value = msgspec.convert(value, value_type, dec_hook=_convert_text)
     except msgspec.ValidationError as error:
         raise _explain(error, value, source, location) from None
     except RecursionError:
         raise make_value_error(source, location, "tables nested less deeply", "too many") from None
-    if isinstance(decoded, TomlTable):
-        decoded.locate(source, location)
-    return decoded
+    if isinstance(decoded_value, TomlTable):
+        decoded_value.locate(source, location)
+    return decoded_value
 
 
 def make_value_error(source: str, location: str, expected: str, value: object) -> InputError:
@@ -147,8 +147,8 @@ def _convert_text(value_type: type, value: Any) -> Any:
             if value_type is Size and not value.strip().isdigit():
                 return Size(parse_bytes(value))
             if value_type is CpuSet or value_type is Bdf:
-                parsed: Any = value_type
-                return parsed.parse(value)
+                parser: Any = value_type
+                return parser.parse(value)
         except ParseError as error:
             raise ValueError(error.expected) from None
         except InputError:
@@ -185,8 +185,8 @@ def _explain(error: msgspec.ValidationError, value: Any, source: str, location: 
         return make_value_error(
             source, place, expected.replace("`", "").replace(" | null", ""), value
         )
-    refused = f"{place}: {message}" if place else message
-    return InputError(f"{source}: {refused}", hint=f"{PAGE} lists keys and values")
+    refusal = f"{place}: {message}" if place else message
+    return InputError(f"{source}: {refusal}", hint=f"{PAGE} lists keys and values")
 
 
 def _list_keys(table: type[Struct]) -> Iterator[str]:

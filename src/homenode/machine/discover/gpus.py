@@ -81,7 +81,7 @@ def read_device_links(
     nvidia = [gpu for gpu in gpus if gpu.vendor_id == NVIDIA]
     amd = [gpu for gpu in gpus if gpu.vendor_id == AMD]
     gaps: list[Gap] = []
-    queried = _query(snapshot, gaps) if nvidia else {}
+    nvidia_gpus = _query(snapshot, gaps) if nvidia else {}
     links: list[DeviceLink] = []
     gpu_of_node: dict[NodeIndex, Bdf] = {}
     node_of_gpu: dict[Bdf, ReportedNode] = {}
@@ -92,10 +92,10 @@ def read_device_links(
         except ParseError as error:
             gaps.append(Gap("NVLinks", str(error)))
         else:
-            numbered = _order_gpus(matrix, nvidia, tuple(queried) or driver_gpus)
-            links += _find_nvlinks(matrix, numbered, gpu_of_node, gaps)
-            if len(numbered) == sum(row.name.startswith("GPU") for row in matrix.devices):
-                node_of_gpu = _nodes_of_rows(matrix, numbered, locality, gaps)
+            ordered_gpus = _order_gpus(matrix, nvidia, tuple(nvidia_gpus) or driver_gpus)
+            links += _find_nvlinks(matrix, ordered_gpus, gpu_of_node, gaps)
+            if len(ordered_gpus) == sum(row.name.startswith("GPU") for row in matrix.devices):
+                node_of_gpu = _nodes_of_rows(matrix, ordered_gpus, locality, gaps)
     elif len(nvidia) > 1:
         gaps.append(Gap("NVLinks", "nvidia-smi topo -m was not there or failed"))
     if amd:
@@ -103,10 +103,10 @@ def read_device_links(
     for gpu in nvidia:
         stated_node = node_of_gpu.get(gpu.bdf)
         node = gpu.node if stated_node is None else stated_node.node
-        if node is not None and _has_c2c(gpu, queried.get(gpu.bdf)):
+        if node is not None and _has_c2c(gpu, nvidia_gpus.get(gpu.bdf)):
             links.append(DeviceLink(LinkKind.C2C, gpu.bdf, None, node))
-    ordered = sorted(links, key=lambda link: (link.a, link.kind, link.b or link.a))
-    return DeviceLinks(tuple(ordered), gpu_of_node, node_of_gpu, queried, tuple(gaps))
+    ordered_links = sorted(links, key=lambda link: (link.a, link.kind, link.b or link.a))
+    return DeviceLinks(tuple(ordered_links), gpu_of_node, node_of_gpu, nvidia_gpus, tuple(gaps))
 
 
 def _query(snapshot: Snapshot, gaps: list[Gap]) -> dict[Bdf, NvidiaGpu]:
@@ -126,9 +126,9 @@ def _query(snapshot: Snapshot, gaps: list[Gap]) -> dict[Bdf, NvidiaGpu]:
     return {gpu.bdf: gpu for gpu in query.gpus}
 
 
-def _has_c2c(gpu: PciDevice, queried: NvidiaGpu | None) -> bool:
-    if queried is not None and queried.c2c is not None:
-        return queried.c2c
+def _has_c2c(gpu: PciDevice, nvidia_gpu: NvidiaGpu | None) -> bool:
+    if nvidia_gpu is not None and nvidia_gpu.c2c is not None:
+        return nvidia_gpu.c2c
     return gpu.device_id in _C2C_GPUS
 
 
@@ -153,8 +153,8 @@ def _find_nvlinks(
 ) -> list[DeviceLink]:
     rows = [i for i, device in enumerate(matrix.devices) if device.name.startswith("GPU")]
     if len(rows) != len(gpus):
-        counted = plural(len(rows), "GPU")
-        reason = f"nvidia-smi lists {counted}; {len(gpus)} in the PCI tree are bound to its driver"
+        text = plural(len(rows), "GPU")
+        reason = f"nvidia-smi lists {text}; {len(gpus)} in the PCI tree are bound to its driver"
         gaps.append(Gap("NVLinks", reason))
         return []
     links: list[DeviceLink] = []
@@ -225,12 +225,12 @@ def _amd_links(
             failures.append(Gap("xGMI links", f"{tool} lists none of the GPUs of the PCI tree"))
             continue
         gaps += failures
-        for number, listed in topology.node_of_gpu.items():
-            gpu, node = gpu_of_number.get(number), locality.node_listed((listed,), None)
+        for number, listed_node in topology.node_of_gpu.items():
+            gpu, node = gpu_of_number.get(number), locality.node_listed((listed_node,), None)
             if gpu is not None and gpu.node is None and node is not None:
                 node_of_gpu[gpu.bdf] = ReportedNode(node, tool)
-            elif gpu is not None and gpu.node not in (None, listed):
-                reason = f"{tool} has {listed}, sysfs has {gpu.node}; used sysfs"
+            elif gpu is not None and gpu.node not in (None, listed_node):
+                reason = f"{tool} has {listed_node}, sysfs has {gpu.node}; used sysfs"
                 gaps.append(Gap(f"node of {gpu.bdf}", reason))
         pairs = {
             tuple(sorted((gpu_of_number[link.a].bdf, gpu_of_number[link.b].bdf)))
@@ -266,9 +266,9 @@ _TYPE_NAME = re.compile(r"\s*(\d{1,6})\s*:\s*(\S.{0,79})", re.ASCII)
 
 
 def add_parts(
-    snapshot: Snapshot, devices: tuple[PciDevice, ...], queried: Mapping[Bdf, NvidiaGpu]
+    snapshot: Snapshot, devices: tuple[PciDevice, ...], nvidia_gpus: Mapping[Bdf, NvidiaGpu]
 ) -> tuple[tuple[PciDevice, ...], tuple[Gap, ...]]:
-    """Return the functions, GPUs with their parts. queried: GPUs of nvidia-smi in its order."""
+    """Return the functions, GPUs with their parts. nvidia_gpus: of nvidia-smi in its order."""
     gpus = {
         device.bdf: device
         for device in devices
@@ -279,9 +279,9 @@ def add_parts(
     division = _GpuDivision({bdf: [] for bdf in gpus}, {}, {})
     _read_mediated(snapshot, devices, division)
     _read_virtual_functions(snapshot, devices, division)
-    _read_mig(snapshot, queried, division)
+    _read_mig(snapshot, nvidia_gpus, division)
     _read_amd(snapshot, gpus, division)
-    divided = tuple(
+    divided_devices = tuple(
         replace(
             device,
             parts=tuple(division.parts[device.bdf]),
@@ -292,7 +292,7 @@ def add_parts(
         else device
         for device in devices
     )
-    return divided, tuple(division.gaps)
+    return divided_devices, tuple(division.gaps)
 
 
 class _GpuDivision(Struct, frozen=True):
@@ -356,12 +356,10 @@ def _read_virtual_functions(
         division.parts[device.physical_function].append(part)
 
 
-def _read_mig(snapshot: Snapshot, queried: Mapping[Bdf, NvidiaGpu], division: _GpuDivision) -> None:
+def _read_mig(snapshot: Snapshot, gpus: Mapping[Bdf, NvidiaGpu], division: _GpuDivision) -> None:
     """GPU instances: their numbers and profiles by `mig -lgi`; without it (it needs root) those
     that hold a compute instance, which `-q -x` and `-L` list."""
-    divided = {
-        n: bdf for n, bdf in enumerate(queried) if queried[bdf].mig and bdf in division.parts
-    }
+    divided = {n: bdf for n, bdf in enumerate(gpus) if gpus[bdf].mig and bdf in division.parts}
     for bdf in divided.values():
         division.mode[bdf] = "mig"
     if not divided:
@@ -375,7 +373,7 @@ def _read_mig(snapshot: Snapshot, queried: Mapping[Bdf, NvidiaGpu], division: _G
     by_number = {(row.gpu, row.device): row for row in listed}
     for gpu, bdf in divided.items():
         profiles = {row.number: row.profile for row in instances if row.gpu == gpu}
-        rows = queried[bdf].mig_devices
+        rows = gpus[bdf].mig_devices
         memory = {row.instance: row.memory_bytes for row in rows}
         uuids: dict[int, str | None] = {}
         for row in rows:

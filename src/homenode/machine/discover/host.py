@@ -152,8 +152,8 @@ def discover(snapshot: Snapshot, read_domain: ReadDomain | None = None) -> Host:
             nodes=nodes.nodes,
             packages=processors.packages,
             die_of_pu=processors.die_of_pu,
-            disallowed=states.online - states.allowed,
-            isolated=states.isolated,
+            disallowed_pus=states.online - states.allowed,
+            isolated_pus=states.isolated,
             nohz_full=states.nohz_full,
         ),
         root_complexes=tree.root_complexes,
@@ -197,7 +197,7 @@ def _set_nodes_from_tools(
 
 
 def _add_driver_values(
-    devices: tuple[PciDevice, ...], queried: Mapping[Bdf, NvidiaGpu]
+    devices: tuple[PciDevice, ...], nvidia_gpus: Mapping[Bdf, NvidiaGpu]
 ) -> tuple[PciDevice, ...]:
     """Add the NVIDIA driver's values to its GPUs; its names override lspci's."""
     return tuple(
@@ -208,7 +208,7 @@ def _add_driver_values(
             link_replays=gpu.replays,
             module_id=gpu.module_id,
         )
-        if device.kind is DeviceKind.GPU and (gpu := queried.get(device.bdf)) is not None
+        if device.kind is DeviceKind.GPU and (gpu := nvidia_gpus.get(device.bdf)) is not None
         else device
         for device in devices
     )

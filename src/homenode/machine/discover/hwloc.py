@@ -60,7 +60,7 @@ def read_hwloc_nodes(
     )
     in_use = CpuSet()
     pus_of_node: dict[int, CpuSet] = {}
-    shared: list[int] = []
+    shared_nodes: list[int] = []
     for obj, nearest_pus in order:
         index = os_index(obj, source)
         pus_of_node[index] = (
@@ -68,9 +68,9 @@ def read_hwloc_nodes(
         )
         in_use = in_use | pus_of_node[index]
         if nearest_pus & listed_cpus and not pus_of_node[index]:
-            shared.append(index)
-    if shared:
-        names = ", ".join(str(number) for number in sorted(shared))
+            shared_nodes.append(index)
+    if shared_nodes:
+        names = ", ".join(str(number) for number in sorted(shared_nodes))
         reason = "hwloc shows which CPUs are nearest to a node, not which are its own"
         gaps.append(Gap(f"CPUs of nodes {names}", f"{reason}; counted as CPU-less"))
     if listed_cpus - in_use:
@@ -191,22 +191,22 @@ def host_from_hwloc(text: str | bytes, name: str) -> Host:
     if not objects.pus:
         raise InputError(f"{name}: no CPU in the topology")
     gaps = [Gap(subject, reason) for subject, reason in _NOT_IN_XML]
-    listed = CpuSet(objects.pus)
-    complete = parse_pus(machine, "complete_cpuset", name) or listed
-    allowed = parse_pus(machine, "allowed_cpuset", name) or listed
-    left_out = complete - listed
+    listed_cpus = CpuSet(objects.pus)
+    complete = parse_pus(machine, "complete_cpuset", name) or listed_cpus
+    allowed_cpus = parse_pus(machine, "allowed_cpuset", name) or listed_cpus
+    left_out = complete - listed_cpus
     if left_out:
         reason = "omitted by hwloc: offline, or disallowed and exported without --disallowed"
         gaps.append(Gap(f"state of {format_cpus(left_out)}", reason))
-    packages = _list_packages(objects, listed, gaps)
-    nodes, node_gaps = read_hwloc_nodes(objects.nodes, listed, packages, name)
+    packages = _list_packages(objects, listed_cpus, gaps)
+    nodes, node_gaps = read_hwloc_nodes(objects.nodes, listed_cpus, packages, name)
     gaps += node_gaps
     distances, distance_gaps = node_distances(topology.distances, nodes)
     gaps += distance_gaps
-    llcs = _list_llcs(objects, listed, gaps)
+    llcs = _list_llcs(objects, listed_cpus, gaps)
     cores = _list_cores(objects, packages, topology.cpu_kinds, name, gaps)
     roots, devices, links, pci_gaps = read_hwloc_pci(
-        machine, topology.distances, nodes, listed, name
+        machine, topology.distances, nodes, listed_cpus, name
     )
     return Host(
         name=name,
@@ -218,14 +218,14 @@ def host_from_hwloc(text: str | bytes, name: str) -> Host:
         llcs=llcs,
         cores=cores,
         pus=assemble_pus(
-            listed | left_out,
-            listed,
+            listed_cpus | left_out,
+            listed_cpus,
             cores=cores,
             llcs=llcs,
             nodes=nodes,
             packages=packages,
             die_of_pu={pu: die for die, pus in objects.dies for pu in pus},
-            disallowed=listed - allowed,
+            disallowed_pus=listed_cpus - allowed_cpus,
         ),
         root_complexes=roots,
         pci_devices=devices,
@@ -273,22 +273,22 @@ def _list_packages(
         gaps.append(Gap("package numbers", "not in the XML; numbered in its order"))
         numbers = list(range(len(numbers)))
     pairs = zip(numbers, objects.packages, strict=True)
-    named = [Package(PackageIndex(n or 0), pus & listed_cpus) for n, (_, pus) in pairs]
-    return tuple(sorted(named, key=lambda package: package.index))
+    packages = [Package(PackageIndex(n or 0), pus & listed_cpus) for n, (_, pus) in pairs]
+    return tuple(sorted(packages, key=lambda package: package.index))
 
 
 def _list_llcs(objects: _MachineObjects, listed_cpus: CpuSet, gaps: list[Gap]) -> tuple[Llc, ...]:
     in_use = CpuSet()
-    chosen: list[tuple[CpuSet, int, int | None]] = []
+    chosen_caches: list[tuple[CpuSet, int, int | None]] = []
     for level, size, pus in sorted(objects.caches, key=lambda cache: -cache[0]):
         cache_pus = pus & listed_cpus
         if cache_pus and cache_pus.isdisjoint(in_use):
             in_use = in_use | cache_pus
-            chosen.append((cache_pus, level, size))
+            chosen_caches.append((cache_pus, level, size))
     if listed_cpus - in_use:
         gaps.append(Gap(f"last-level cache of CPUs {listed_cpus - in_use}", "not in the XML"))
-    chosen.sort(key=lambda cache: cache[0].first() or 0)
-    return tuple(Llc(LlcIndex(i), *cache) for i, cache in enumerate(chosen))
+    chosen_caches.sort(key=lambda cache: cache[0].first() or 0)
+    return tuple(Llc(LlcIndex(i), *cache) for i, cache in enumerate(chosen_caches))
 
 
 def _list_cores(
@@ -319,16 +319,16 @@ def _kind_of_pu(
     """Return P and E by the type of core that CPUID gives, else by speed as on Linux."""
     sets = [CpuSet.parse_mask(cpuset, f"{source}: cpukind") for cpuset, _ in kinds]
     types = [infos.get("CoreType") for _, infos in kinds]
-    chosen: tuple[CoreKind | None, ...] = (None,) * len(kinds)
+    chosen_kinds: tuple[CoreKind | None, ...] = (None,) * len(kinds)
     if set(types) == set(_KIND_OF_CORE_TYPE):
-        chosen = tuple(_KIND_OF_CORE_TYPE[str(core_type)] for core_type in types)
+        chosen_kinds = tuple(_KIND_OF_CORE_TYPE[str(core_type)] for core_type in types)
     else:
         for info in ("LinuxCapacity", "FrequencyMaxMHz", "FrequencyBaseMHz"):
             speeds = [speed for _, infos in kinds if (speed := whole_number(infos.get(info)))]
             if speeds and len(speeds) == len(kinds):
-                chosen = kinds_by_speed(speeds)
+                chosen_kinds = kinds_by_speed(speeds)
                 break
-    pairs = zip(sets, chosen, strict=True)
+    pairs = zip(sets, chosen_kinds, strict=True)
     return {pu: kind for pus, kind in pairs if kind is not None for pu in pus}
 
 

@@ -58,9 +58,9 @@ def read_hwloc_pci(
     source: str,
 ) -> Pci:
     """Return root complexes, functions, links and gaps of a document."""
-    walked = _Walk(source)
-    walked.read_children(machine, machine, None, None)
-    functions = walked.functions
+    walk = _Walk(source)
+    walk.read_children(machine, machine, None, None)
+    functions = walk.functions
     if not functions:
         return (), (), (), (Gap("PCI functions", "not in the XML"),)
     classes = {bdf: _parse_type(f.obj, source) for bdf, f in functions.items()}
@@ -96,15 +96,15 @@ def read_hwloc_pci(
     ]
     gaps += [
         Gap(f"PCI function {bdf}", "twice in the XML: the first counts, on no node if they differ")
-        for bdf in sorted(walked.repeated)
+        for bdf in sorted(walk.repeated)
     ]
     if bridges:
         gaps.append(Gap(f"port types of {len(bridges)} PCI bridges", "taken from the tree"))
-    unplaced = [device.bdf for device in devices if device.node is None]
-    if unplaced:
+    unplaced_bdfs = [device.bdf for device in devices if device.node is None]
+    if unplaced_bdfs:
         reason = "hwloc attaches them to an object that is not one node"
-        gaps.append(Gap(f"node of {format_functions(unplaced)}", reason))
-    return roots, devices, _list_links(matrices, walked.bdf_of_object), tuple(gaps)
+        gaps.append(Gap(f"node of {format_functions(unplaced_bdfs)}", reason))
+    return roots, devices, _list_links(matrices, walk.bdf_of_object), tuple(gaps)
 
 
 class _Walk:

@@ -167,12 +167,12 @@ def combine(first: Host, second: Host) -> Host:
                 hint="use listings of one machine, made at the same time",
             )
     for node in other.nodes:  # lscpu shows no node without CPUs
-        shown = nodes.get(node.index)
-        if shown is None:
+        shown_node = nodes.get(node.index)
+        if shown_node is None:
             nodes[node.index] = node
-        elif shown.memory_bytes is None:
+        elif shown_node.memory_bytes is None:
             nodes[node.index] = replace(
-                shown, memory_bytes=node.memory_bytes, memory_free_bytes=node.memory_free_bytes
+                shown_node, memory_bytes=node.memory_bytes, memory_free_bytes=node.memory_free_bytes
             )
     host = replace(
         base,
@@ -212,10 +212,10 @@ def _add_missing(host: Host, tool: str) -> Host:
     return replace(host, gaps=(*_missing_facts(host, tool), *host.gaps))
 
 
-def _group_cpus(numbered: Iterable[tuple[Key | None, LscpuCpu]]) -> list[tuple[Key, CpuSet]]:
+def _group_cpus(keyed_cpus: Iterable[tuple[Key | None, LscpuCpu]]) -> list[tuple[Key, CpuSet]]:
     """Return the CPUs of each number, ascending; CPUs without one are in no group."""
     pus_of: dict[Key, list[PuIndex]] = {}
-    for number, cpu in numbered:
+    for number, cpu in keyed_cpus:
         if number is not None:
             pus_of.setdefault(number, []).append(cpu.index)
     return [(number, CpuSet(pus_of[number])) for number in sorted(pus_of)]

@@ -64,16 +64,16 @@ def overlay_lspci(host: Host, text: str, source: str = "lspci") -> Host:
     if nodeless:
         subject = f"node of {format_functions(nodeless)}"
         gaps.append(Gap(subject, "lspci prints no NUMA node for them"))
-    lost = sorted(set(device_of) - {device.bdf for device in devices})
+    lost_bdfs = sorted(set(device_of) - {device.bdf for device in devices})
     pairs = [(device_of[device.bdf], device) for device in devices if device.bdf in device_of]
     if device_of and not any(_may_be_equal(*pair) for pair in pairs):
         raise InputError(
             f"{source}: lists none of the {plural(len(device_of), 'PCI function')} of {host.name}",
             hint="name the host of the listing with --host",
         )
-    if lost:
+    if lost_bdfs:
         reason = f"{host.name} has them, {source} does not; omitted"
-        gaps.append(Gap(format_functions(lost), reason))
+        gaps.append(Gap(format_functions(lost_bdfs), reason))
     bdfs = {device.bdf for device in devices}
     roots, root_gaps = root_complexes(devices)
     return replace(
@@ -101,7 +101,7 @@ def _find_cut(functions: tuple[LspciFunction, ...], text: str, source: str) -> l
         subject = f"PCI functions after {last.bdf}, and the end of its own entry"
         reason = f"{source} ends {position}, so the listing is truncated: run lspci again"
         gaps.append(Gap(subject, reason, GapKind.LISTING_CUT))
-    listed = {(function.bdf.domain, function.bdf.bus) for function in functions}
+    listed_buses = {(function.bdf.domain, function.bdf.bus) for function in functions}
     bare = [
         function.bdf
         for function in functions
@@ -109,7 +109,7 @@ def _find_cut(functions: tuple[LspciFunction, ...], text: str, source: str) -> l
         and function.buses[1] > 0
         and (function.has_window or function.buses[2] > function.buses[1])
         and not any(
-            (function.bdf.domain, bus) in listed
+            (function.bdf.domain, bus) in listed_buses
             for bus in range(function.buses[1], function.buses[2] + 1)
         )
     ]
@@ -145,21 +145,21 @@ def add_lspci(
     Functions in only one of the two, and different nodes, are gaps.
     """
     try:
-        listed = {function.bdf: function for function in parse(text, source)}
+        function_at = {function.bdf: function for function in parse(text, source)}
     except ParseError as error:
         return devices, (Gap("names of PCI functions", str(error)),)
-    gaps = [*_find_silent(listed.values())]
+    gaps = [*_find_silent(function_at.values())]
     for ours, theirs, place in (
-        ({device.bdf for device in devices}, set(listed), "sysfs"),
-        (set(listed), {device.bdf for device in devices}, "lspci"),
+        ({device.bdf for device in devices}, set(function_at), "sysfs"),
+        (set(function_at), {device.bdf for device in devices}, "lspci"),
     ):
         if missing := sorted(theirs - ours):
             gaps.append(Gap(format_functions(missing), f"{place} does not have them"))
-    named: list[PciDevice] = []
+    named_devices: list[PciDevice] = []
     for device in devices:
-        function = listed.get(device.bdf)
+        function = function_at.get(device.bdf)
         if function is None:
-            named.append(device)
+            named_devices.append(device)
             continue
         if function.numa_node is not None and function.numa_node != device.reported_node:
             reason = f"lspci says {function.numa_node}, sysfs says "
@@ -168,7 +168,7 @@ def add_lspci(
         bridge = device.bridge
         if bridge is not None and function.port_type is not None:
             bridge = replace(bridge, port_type=function.port_type)
-        named.append(
+        named_devices.append(
             replace(
                 device,
                 name=device.name or function.name,
@@ -179,7 +179,7 @@ def add_lspci(
                 registers=_combine_registers(device.registers, function.registers),
             )
         )
-    return tuple(named), tuple(gaps)
+    return tuple(named_devices), tuple(gaps)
 
 
 def _list_devices(
@@ -193,16 +193,16 @@ def _list_devices(
     parent_of = {bdf: bridge_of_bus.get((bdf.domain, bdf.bus)) for bdf in by_bdf}
     classes = {bdf: function.class_code for bdf, function in by_bdf.items()}
     bridges = {bdf: code for bdf, code in classes.items() if code and code >> 8 == PCI_BRIDGE_CLASS}
-    guessed = port_types_by_structure(bridges, parent_of)
+    guessed_types = port_types_by_structure(bridges, parent_of)
     unread = [bdf for bdf in bridges if by_bdf[bdf].port_type is None]
     if unread:
         reason = "capabilities are not in the listing (it needs root); taken from the tree"
         gaps.append(Gap(f"port types of {len(unread)} PCI bridges", reason))
-    unclassed = [bdf for bdf, code in classes.items() if code is None]
-    if unclassed:
-        name = by_bdf[unclassed[0]].class_name
+    unclassed_bdfs = [bdf for bdf, code in classes.items() if code is None]
+    if unclassed_bdfs:
+        name = by_bdf[unclassed_bdfs[0]].class_name
         reason = f"lspci names a class that is not known here ({name!r}); use lspci -nn"
-        gaps.append(Gap(f"class of {format_functions(unclassed)}", reason))
+        gaps.append(Gap(f"class of {format_functions(unclassed_bdfs)}", reason))
     for bdf, function in by_bdf.items():
         code = function.class_code if function.class_code is not None else UNASSIGNED_CLASS
         node = None if function.numa_node is None else NodeIndex(function.numa_node)
@@ -224,7 +224,7 @@ def _list_devices(
             subsystem_device_id=function.subsystem_device_id,
             name=function.name,
             link=function.link,
-            bridge=_build_bridge(function, guessed[bdf]) if bdf in bridges else None,
+            bridge=_build_bridge(function, guessed_types[bdf]) if bdf in bridges else None,
             driver=function.driver,
             iommu_group=function.iommu_group,
             sriov_total_vfs=function.sriov_total_vfs,
@@ -238,13 +238,13 @@ def _list_devices(
 
 
 def _combine_registers(
-    kernel: PciRegisters | None, listed: PciRegisters | None
+    kernel: PciRegisters | None, listed_registers: PciRegisters | None
 ) -> PciRegisters | None:
     """Combine the kernel's and the listing's values: BARs also come from the kernel."""
-    if kernel is None or listed is None:
-        return listed or kernel
-    unplaced = sorted({*kernel.unplaced_bars, *listed.unplaced_bars})
-    return replace(listed, unplaced_bars=tuple(unplaced))
+    if kernel is None or listed_registers is None:
+        return listed_registers or kernel
+    unplaced_bars = sorted({*kernel.unplaced_bars, *listed_registers.unplaced_bars})
+    return replace(listed_registers, unplaced_bars=tuple(unplaced_bars))
 
 
 def _bridges_by_bus(functions: Iterable[LspciFunction]) -> dict[tuple[int, int], Bdf]:
@@ -271,9 +271,9 @@ def _find_root(bdf: Bdf, parent_of: dict[Bdf, Bdf | None]) -> str:
     return f"pci{top.domain:04x}:{top.bus:02x}"
 
 
-def _build_bridge(function: LspciFunction, guessed: PortType) -> PciBridge:
+def _build_bridge(function: LspciFunction, guessed_type: PortType) -> PciBridge:
     _, secondary, subordinate = function.buses or (0, 0, 0)
-    return PciBridge(function.port_type or guessed, secondary, subordinate)
+    return PciBridge(function.port_type or guessed_type, secondary, subordinate)
 
 
 def _merge_device(device: PciDevice, present: PciDevice | None, gaps: list[Gap]) -> PciDevice:
@@ -314,20 +314,20 @@ def _merge_device(device: PciDevice, present: PciDevice | None, gaps: list[Gap])
     )
 
 
-def _sort_flags(named: frozenset[str] | None) -> tuple[str, ...] | None:
-    return None if named is None else tuple(sorted(named))
+def _sort_flags(named_flags: frozenset[str] | None) -> tuple[str, ...] | None:
+    return None if named_flags is None else tuple(sorted(named_flags))
 
 
-def _may_be_equal(own: PciDevice, listed: PciDevice) -> bool:
-    ids = ((own.vendor_id, listed.vendor_id), (own.device_id, listed.device_id))
+def _may_be_equal(own: PciDevice, listed_device: PciDevice) -> bool:
+    ids = ((own.vendor_id, listed_device.vendor_id), (own.device_id, listed_device.device_id))
     return all(None in pair or len(set(pair)) == 1 for pair in ids)
 
 
 def _find_open_gaps(host: Host, devices: tuple[PciDevice, ...]) -> tuple[Gap, ...]:
     """Return gaps of the host that a listing does not close."""
-    closed = {"PCI functions"} if devices else set()
-    closed |= {f"node of {device.bdf}" for device in devices if device.node is not None}
-    return tuple(gap for gap in host.gaps if gap.subject not in closed)
+    closed_subjects = {"PCI functions"} if devices else set()
+    closed_subjects |= {f"node of {device.bdf}" for device in devices if device.node is not None}
+    return tuple(gap for gap in host.gaps if gap.subject not in closed_subjects)
 
 
 def _join_numbers(numbers: Iterable[int]) -> str:

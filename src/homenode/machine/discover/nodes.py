@@ -77,8 +77,8 @@ def read_nodes(snapshot: Snapshot, online: CpuSet, packages: tuple[Package, ...]
     in_use = CpuSet()
     for number in numbers:
         pus = _pus_of_node(snapshot, number, online, gaps)
-        if shared := pus & in_use:
-            reason = f"CPUs {shared} are in a lower node too; omitted, with its memory"
+        if shared_pus := pus & in_use:
+            reason = f"CPUs {shared_pus} are in a lower node too; omitted, with its memory"
             gaps.append(Gap(f"node {number}", reason))
             continue
         pus_of_node[number] = pus
@@ -131,10 +131,10 @@ def _online_nodes(
             hint="the tree is incomplete: capture the host again",
         )
     for file in ("has_cpu", "has_memory"):
-        named = read_pus(snapshot, f"{NODE}/{file}") or CpuSet()
-        if named - online:
+        named_nodes = read_pus(snapshot, f"{NODE}/{file}") or CpuSet()
+        if named_nodes - online:
             gaps.append(
-                Gap(f"nodes {named - online}", f"{NODE}/{file} names them, online does not")
+                Gap(f"nodes {named_nodes - online}", f"{NODE}/{file} names them, online does not")
             )
     return tuple(int(number) for number in online)
 
@@ -303,7 +303,7 @@ def name_memory(
         reason = f"{gpu_of_node[index]} has its memory there, but the node is not online"
         gaps.append(Gap(f"node {index}", reason))
     dax = _dax_nodes(snapshot)
-    named: list[NumaNode] = []
+    named_nodes: list[NumaNode] = []
     for node in nodes:
         gpu = gpu_of_node.get(node.index)
         kind = MemoryKind.DRAM if node.pus else None
@@ -314,8 +314,8 @@ def name_memory(
         elif kind is None and node.memory_bytes != 0:
             reason = "no CPUs, and neither the GPU driver nor a DAX device names the node"
             gaps.append(Gap(f"node {node.index} kind of memory", reason))
-        named.append(replace(node, memory_kind=kind, gpu=gpu))
-    return tuple(named), tuple(gaps)
+        named_nodes.append(replace(node, memory_kind=kind, gpu=gpu))
+    return tuple(named_nodes), tuple(gaps)
 
 
 def _dax_nodes(snapshot: Snapshot) -> set[int]:

@@ -57,9 +57,9 @@ class Locality(Struct, frozen=True):
         """Return the node of numa_node, or the nearest node with CPUs; else, on a host of several
         nodes with CPUs, the node that has all local CPUs (some firmware and old kernels report only
         these); else None."""
-        named = None if numa_node is None else self.cpu_node.get(NodeIndex(numa_node))
-        if named is not None:
-            return named
+        named_node = None if numa_node is None else self.cpu_node.get(NodeIndex(numa_node))
+        if named_node is not None:
+            return named_node
         if local_pus is None or len(self.node_of_pus) < 2:
             return None
         local = local_pus & self.online_pus
@@ -132,49 +132,51 @@ def add_tool_nodes(
 ) -> tuple[tuple[PciDevice, ...], tuple[Gap, ...]]:
     """Add nodes from tools to GPUs without a node, and to all functions of their root complex."""
     gaps: list[Gap] = []
-    placed = list(devices)
+    placed_devices = list(devices)
     tools: dict[str, str] = {}
-    for i, device in enumerate(placed):
+    for i, device in enumerate(placed_devices):
         statement = node_of_bdf.get(device.bdf)
         if device.node is None and statement is not None:
             reason = f"firmware reports no node; {statement.tool} reports {statement.node}: used"
             gaps.append(Gap(f"node of {device.bdf}", reason))
-            placed[i] = replace(device, node=statement.node, node_source=statement.tool)
+            placed_devices[i] = replace(device, node=statement.node, node_source=statement.tool)
             tools[device.root_complex] = statement.tool
     of_root: dict[str, set[NodeIndex]] = {}
-    for device in placed:
+    for device in placed_devices:
         if device.root_complex in tools and device.node is not None:
             of_root.setdefault(device.root_complex, set()).add(device.node)
     node_of_root = {root: nodes.pop() for root, nodes in of_root.items() if len(nodes) == 1}
     below: dict[str, list[Bdf]] = {}
-    for i, device in enumerate(placed):
+    for i, device in enumerate(placed_devices):
         if device.node is None and device.root_complex in node_of_root:
             root = device.root_complex
-            placed[i] = replace(device, node=node_of_root[root], node_source=tools[root])
+            placed_devices[i] = replace(device, node=node_of_root[root], node_source=tools[root])
             below.setdefault(root, []).append(device.bdf)
     for root, bdfs in below.items():
         reason = (
             f"the firmware reports none; node {node_of_root[root]}, as the GPUs of {root}: used"
         )
         gaps.append(Gap(f"node of {format_functions(bdfs)}", reason))
-    return tuple(placed), tuple(gaps)
+    return tuple(placed_devices), tuple(gaps)
 
 
 def nodes_of_root_complexes(
     devices: Iterable[PciDevice],
 ) -> tuple[dict[str, NodeIndex | None], tuple[Gap, ...]]:
     """Return the node of each root complex: that of the functions on its own bus, if they agree."""
-    seen: dict[str, set[NodeIndex | None]] = {}
+    nodes_of: dict[str, set[NodeIndex | None]] = {}
     for device in devices:
-        nodes = seen.setdefault(device.root_complex, set())
+        nodes = nodes_of.setdefault(device.root_complex, set())
         if device.parent is None and device.node is not None:
             nodes.add(device.node)
     gaps = tuple(
         Gap(f"node of root complex {name}", f"its functions are on nodes {sorted(map(str, nodes))}")
-        for name, nodes in seen.items()
+        for name, nodes in nodes_of.items()
         if len(nodes) > 1
     )
-    return {n: next(iter(nodes)) if len(nodes) == 1 else None for n, nodes in seen.items()}, gaps
+    return {
+        n: next(iter(nodes)) if len(nodes) == 1 else None for n, nodes in nodes_of.items()
+    }, gaps
 
 
 def root_complexes(
@@ -223,14 +225,14 @@ def find_unknown_fields(devices: tuple[PciDevice, ...]) -> tuple[Gap, ...]:
 
 
 def find_missing_functions(
-    snapshot: Snapshot, directories: Sequence[str], listed: frozenset[Bdf]
+    snapshot: Snapshot, directories: Sequence[str], listed_bdfs: frozenset[Bdf]
 ) -> tuple[Gap, ...]:
     """Return functions with a directory below a port that /sys/bus/pci does not list."""
     mismatched_functions: list[Bdf] = []
     for directory in directories:
         for name in snapshot.list(directory) or ():
             bdf = parse_address(name)
-            if bdf is not None and bdf not in listed:
+            if bdf is not None and bdf not in listed_bdfs:
                 mismatched_functions.append(bdf)
     if not mismatched_functions:
         return ()

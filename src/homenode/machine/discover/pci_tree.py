@@ -107,9 +107,9 @@ def _find_express(config: bytes) -> int | None:
     """Return the offset of the PCI Express capability; None if it is missing or not visible."""
     has_capabilities = config[0x06] & 0x10
     offset = config[0x34] & 0xFC if has_capabilities else 0
-    seen: set[int] = set()
-    while offset >= 0x40 and offset + 4 <= len(config) and offset not in seen:
-        seen.add(offset)
+    seen_offsets: set[int] = set()
+    while offset >= 0x40 and offset + 4 <= len(config) and offset not in seen_offsets:
+        seen_offsets.add(offset)
         if config[offset] == _PCIE_CAPABILITY:
             return offset
         offset = config[offset + 1] & 0xFC
@@ -175,12 +175,12 @@ def read_pci_tree(
     """Return the PCI tree of a snapshot; empty if it has none. nvidia_gpus: functions that the
     NVIDIA driver treats as GPUs, for trees without vendor files."""
     gaps: list[Gap] = []
-    malformed = _MalformedFiles()
+    malformed_files = _MalformedFiles()
     places = _read_places(snapshot, gaps)
     parent_of = {bdf: place.parent for bdf, place in places.items()}
-    classes = _class_codes(snapshot, places, malformed, gaps)
+    classes = _class_codes(snapshot, places, malformed_files, gaps)
     bridges = {bdf: code for bdf, code in classes.items() if code >> 8 == PCI_BRIDGE_CLASS}
-    guessed = port_types_by_structure(bridges, parent_of)
+    guessed_types = port_types_by_structure(bridges, parent_of)
     configs = {bdf: _read_config(snapshot, places[bdf].directory) for bdf in bridges}
     without = [bdf for bdf, config in configs.items() if config is None or not config.port_type]
     if without:
@@ -190,11 +190,11 @@ def read_pci_tree(
         snapshot=snapshot,
         locality=locality,
         nvidia_gpus=nvidia_gpus,
-        malformed=malformed,
+        malformed=malformed_files,
         places=places,
         classes=classes,
         configs=configs,
-        guessed=guessed,
+        guessed=guessed_types,
         last_bus=_last_buses(parent_of),
     )
     devices = tuple(_read_device(tree, bdf) for bdf in sorted(places))
@@ -203,7 +203,7 @@ def read_pci_tree(
     above = {place.directory.rpartition("/")[0] for place in places.values() if place.is_in_tree}
     above |= {places[bdf].directory for bdf in bridges}
     gaps += find_missing_functions(snapshot, sorted(above), frozenset(places))
-    gaps += malformed.list_gaps()
+    gaps += malformed_files.list_gaps()
     gaps += root_gaps + find_unknown_fields(devices) + locality.find_gaps(snapshot, devices)
     return PciTree(roots, devices, tuple(gaps))
 
@@ -239,11 +239,11 @@ def _read_places(snapshot: Snapshot, gaps: list[Gap]) -> dict[Bdf, TreePlace]:
     if loose:
         reason = f"{PCI} holds no links into /sys/devices; each bus counts as a root complex"
         gaps.append(Gap(f"bridges above {len(loose)} PCI functions", reason))
-    unlisted = _bridges_not_listed(places)
-    if unlisted:
+    unlisted_bridges = _bridges_not_listed(places)
+    if unlisted_bridges:
         reason = f"not in {PCI}, but functions below it are: counted as a bridge"
-        gaps.append(Gap(format_functions(sorted(unlisted)), reason))
-    return places | unlisted
+        gaps.append(Gap(format_functions(sorted(unlisted_bridges)), reason))
+    return places | unlisted_bridges
 
 
 def _bridges_not_listed(places: Mapping[Bdf, TreePlace]) -> dict[Bdf, TreePlace]:
@@ -277,7 +277,7 @@ def place_by_path(real: str) -> TreePlace | None:
 
 
 def _class_codes(
-    snapshot: Snapshot, places: Mapping[Bdf, TreePlace], malformed: _MalformedFiles, gaps: list[Gap]
+    snapshot: Snapshot, places: Mapping[Bdf, TreePlace], files: _MalformedFiles, gaps: list[Gap]
 ) -> dict[Bdf, int]:
     """Return each function's class from its file, else from its configuration space. A function
     without a class is a bridge if it has functions below it; otherwise its kind is unknown."""
@@ -285,7 +285,7 @@ def _class_codes(
     codes: dict[Bdf, int] = {}
     unknown: list[Bdf] = []
     for bdf, place in places.items():
-        code = malformed.try_read(
+        code = files.try_read(
             bdf, f"{place.directory}/class", lambda path: read_number(snapshot, path, 16)
         )
         if code is None or not 0 <= code < 1 << 24:

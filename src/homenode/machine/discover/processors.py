@@ -161,8 +161,8 @@ def read_processors(snapshot: Snapshot, states: PuStates) -> Processors:
         reason = f"{difference}, and nothing names the kinds or how fast they are"
         gaps.append(Gap("kinds of core", reason))
     llcs = _read_llcs(snapshot, online, siblings_of_pu, gaps)
-    named = {*groups, *pus_of_package, *(llc.pus for llc in llcs)}
-    clusters = _read_clusters(snapshot, with_topology, named)
+    named_groups = {*groups, *pus_of_package, *(llc.pus for llc in llcs)}
+    clusters = _read_clusters(snapshot, with_topology, named_groups)
     if clusters:
         reason = "no core, cache or package is a cluster of them: their clusters are not read"
         gaps.append(Gap(f"clusters of CPUs {clusters}", reason))
@@ -233,14 +233,14 @@ def _split_modules(
     is not one core: its modules are two cores that share a front end and an FPU. hwloc and the
     vendor count two. On other CPUs such ids are arbitrary labels of firmware or hypervisor."""
     has_modules = cpu.vendor == "AuthenticAMD" and cpu.family in _FAMILIES_OF_MODULES
-    labelled = CpuSet()
+    labelled_pus = CpuSet()
     cores: list[CpuSet] = []
     modules = CpuSet()
     for pus in groups:
         own_ids = {core_ids[pu] for pu in pus if pu in core_ids}
         has_own_ids = len(pus) > 1 and len(own_ids) == len(pus)
         if has_own_ids and not has_modules:
-            labelled = labelled | pus
+            labelled_pus = labelled_pus | pus
         if has_own_ids and has_modules:
             modules = modules | pus
             cores += [CpuSet((pu,)) for pu in pus]
@@ -249,9 +249,9 @@ def _split_modules(
     if modules:
         reason = "listed as siblings, but each has a core_id of its own: counted as cores"
         gaps.append(Gap(f"cores of CPUs {modules}", reason))
-    if labelled:
+    if labelled_pus:
         reason = "each has a core_id of its own, but they are listed as siblings: used the lists"
-        gaps.append(Gap(f"core ids of {format_cpus(labelled)}", reason))
+        gaps.append(Gap(f"core ids of {format_cpus(labelled_pus)}", reason))
     return sorted(cores, key=lambda pus: pus.first() or 0)
 
 
@@ -307,7 +307,7 @@ def _read_die_of_pu(snapshot: Snapshot, pus: CpuSet, gaps: list[Gap]) -> dict[Pu
     return dies
 
 
-def _read_clusters(snapshot: Snapshot, online: CpuSet, named: set[CpuSet]) -> CpuSet:
+def _read_clusters(snapshot: Snapshot, online: CpuSet, named_groups: set[CpuSet]) -> CpuSet:
     """Return CPUs in clusters (arm64's groups of cores, x86's with one L2) that are no set of CPUs
     with a name and have no cache: hwloc shows these as groups."""
     clusters = CpuSet()
@@ -317,7 +317,7 @@ def _read_clusters(snapshot: Snapshot, online: CpuSet, named: set[CpuSet]) -> Cp
         cluster = read_pus(snapshot, f"{topology}/cluster_cpus_list", f"{topology}/cluster_cpus")
         members = CpuSet() if cluster is None or pu in in_use else cluster & online
         in_use = in_use | members
-        if len(members) < 2 or members in named:
+        if len(members) < 2 or members in named_groups:
             continue
         directory = f"{CPU}/cpu{pu}/cache"
         caches = [
@@ -339,7 +339,7 @@ def _read_llcs(
     caches: list[tuple[CpuSet, int, int | None]] = []
     in_use = CpuSet()
     unknown = CpuSet()
-    unlisted = CpuSet()
+    unlisted_pus = CpuSet()
     for pu in online:
         if pu in in_use:
             continue
@@ -347,7 +347,7 @@ def _read_llcs(
         pus = CpuSet() if cache is None else cache[0] & online
         if cache is not None and not cache[0]:
             pus = siblings_of_pu.get(pu, CpuSet((pu,)))
-            unlisted = unlisted | pus
+            unlisted_pus = unlisted_pus | pus
         if cache is None or pu not in pus:
             unknown = unknown | CpuSet((pu,))
             continue
@@ -357,9 +357,9 @@ def _read_llcs(
             pus = pus - in_use
         in_use = in_use | pus
         caches.append((pus, cache[1], cache[2]))
-    if unlisted:
+    if unlisted_pus:
         reason = "its list of CPUs is empty: counted as that of its SMT siblings, as hwloc does"
-        gaps.append(Gap(f"last-level cache of {format_cpus(unlisted)}", reason))
+        gaps.append(Gap(f"last-level cache of {format_cpus(unlisted_pus)}", reason))
     if unknown:
         reason = f"no cache above level 1 in {CPU}/cpuN/cache with the CPUs that share it"
         gaps.append(Gap(f"last-level cache of {format_cpus(unknown)}", reason))

@@ -48,10 +48,10 @@ def read_pus(snapshot: Snapshot, list_path: str, mask_path: str | None = None) -
     absent. An empty list file is the empty set: a node without CPUs has one. Raises ParseError."""
     text = snapshot.read_text(list_path)
     if text is not None:
-        stripped = text.strip(PADDING)
-        if stripped == "(null)":
+        stripped_text = text.strip(PADDING)
+        if stripped_text == "(null)":
             return CpuSet()
-        return CpuSet.parse(stripped, f"{snapshot.name}: {list_path}")
+        return CpuSet.parse(stripped_text, f"{snapshot.name}: {list_path}")
     return None if mask_path is None else read_mask(snapshot, mask_path)
 
 
@@ -166,15 +166,15 @@ _UNSET = 0x20000000  # the kernel found no place for it; include/linux/ioport.h
 
 def read_kernel_registers(snapshot: Snapshot, directory: str) -> PciRegisters | None:
     """Memory BARs that have no address, as the kernel shows them, which wakes no device."""
-    unplaced: list[int] = []
+    unplaced_bars: list[int] = []
     for index, line in enumerate(read_lines(snapshot, f"{directory}/resource")[:_ROM]):
         match = _REGION.fullmatch(line.strip())
         first, last, flags = (
             (0, 0, 0) if match is None else (int(number, 16) for number in match.groups())
         )
         if flags & _MEMORY and last > first and (flags & _UNSET or not first):
-            unplaced.append(index)
-    return PciRegisters(unplaced_bars=tuple(unplaced)) if unplaced else None
+            unplaced_bars.append(index)
+    return PciRegisters(unplaced_bars=tuple(unplaced_bars)) if unplaced_bars else None
 
 
 def read_errors(snapshot: Snapshot, directory: str) -> PciErrors | None:

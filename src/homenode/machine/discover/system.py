@@ -87,21 +87,21 @@ def read_states(snapshot: Snapshot) -> PuStates:
     if not online:
         raise InputError(f"{snapshot.name}: {CPU}/online lists no CPU")
     present = read_pus(snapshot, f"{CPU}/present") or CpuSet()
-    allowed, allowed_gaps = _read_allowed(snapshot, online)
-    isolated = read_pus(snapshot, f"{CPU}/isolated")
+    allowed_pus, allowed_gaps = _read_allowed(snapshot, online)
+    isolated_pus = read_pus(snapshot, f"{CPU}/isolated")
     nohz_full = read_pus(snapshot, f"{CPU}/nohz_full")
-    if isolated is None or nohz_full is None:
+    if isolated_pus is None or nohz_full is None:
         command_line = (snapshot.read_text("/proc/cmdline") or "").rstrip(PADDING)
         source = f"{snapshot.name}: /proc/cmdline"
-        if isolated is None:
-            isolated = _parse_command_line(command_line, "isolcpus", source)
+        if isolated_pus is None:
+            isolated_pus = _parse_command_line(command_line, "isolcpus", source)
         if nohz_full is None:
             nohz_full = _parse_command_line(command_line, "nohz_full", source)
     return PuStates(
         online=online,
         offline=(directories | present) - online,
-        allowed=allowed,
-        isolated=isolated & online,
+        allowed=allowed_pus,
+        isolated=isolated_pus & online,
         nohz_full=nohz_full & online,
         gaps=(*gaps, *allowed_gaps),
     )
@@ -112,8 +112,8 @@ def _read_allowed(snapshot: Snapshot, online: CpuSet) -> tuple[CpuSet, tuple[Gap
     narrows the affinity in /proc/self/status, but does not limit VMs. CPUs that systemd excludes
     for libvirt's machines are not allowed either."""
     machines = read_pus(snapshot, _MACHINES) or online
-    allowed, gaps = _read_own_allowed(snapshot, online)
-    return allowed & machines, gaps
+    allowed_pus, gaps = _read_own_allowed(snapshot, online)
+    return allowed_pus & machines, gaps
 
 
 def _read_own_allowed(snapshot: Snapshot, online: CpuSet) -> tuple[CpuSet, tuple[Gap, ...]]:
@@ -296,12 +296,12 @@ def read_settings(
         words = (snapshot.read_text("/proc/version") or "").split()
         release = words[2] if words[:2] == ["Linux", "version"] and len(words) > 2 else None
     pages = read_word(snapshot, "/sys/kernel/mm/transparent_hugepage/enabled")
-    chosen = None if pages is None else _CHOSEN.search(pages)
+    match = None if pages is None else _CHOSEN.search(pages)
     return HostSettings(
         kernel_release=release,
         kernel_command_line=read_word(snapshot, "/proc/cmdline"),
         smt_control=read_word(snapshot, f"{CPU}/smt/control"),
-        transparent_hugepages=None if chosen is None else chosen[1],
+        transparent_hugepages=None if match is None else match[1],
         numa_balancing=read_number(snapshot, "/proc/sys/kernel/numa_balancing"),
         scaling_drivers=_scaling_drivers(snapshot, online),
         ksm_run=read_number(snapshot, "/sys/kernel/mm/ksm/run"),

@@ -198,50 +198,50 @@ class _UnpackedStream:
         assert self._compression is not None
         while True:
             if self._stream is None:
-                packed = self._next_packed()
-                if not packed:
+                packed_piece = self._next_packed()
+                if not packed_piece:
                     return b""
                 # Zeros may fill up a tape's block after a stream; another stream may follow.
-                self._packed = packed.lstrip(b"\0")
+                self._packed = packed_piece.lstrip(b"\0")
                 if not self._packed:
                     continue
                 self._streams += 1
                 if self._streams > MAX_STREAMS:
                     raise _make_size_error(self._source, f"at most {MAX_STREAMS} streams", "more")
                 self._stream = self._compression.begin()
-            packed, self._packed = self._packed, b""
-            unpacked = self._stream.decompress(packed, _PIECE)
+            packed_piece, self._packed = self._packed, b""
+            unpacked_piece = self._stream.decompress(packed_piece, _PIECE)
             if self._stream.eof:
                 self._packed, self._stream = self._stream.unused_data, None
-            elif not unpacked:
+            elif not unpacked_piece:
                 self._packed = self._next_packed()
                 if not self._packed:
                     raise EOFError("its compressed data end in the middle")
-            if unpacked:
-                return unpacked
+            if unpacked_piece:
+                return unpacked_piece
 
     def _next_packed(self) -> bytes:
         if self._packed:
-            packed, self._packed = self._packed, b""
-            return packed
-        packed = self._file.read(_PIECE)
-        self._packed_left -= len(packed)
+            packed_piece, self._packed = self._packed, b""
+            return packed_piece
+        packed_piece = self._file.read(_PIECE)
+        self._packed_left -= len(packed_piece)
         if self._packed_left < 0:
             limit = self._compression.most_packed if self._compression else MAX_UNPACKED_BYTES
             raise _make_size_error(self._source, f"at most {limit} bytes", "more")
-        return packed
+        return packed_piece
 
 
 class _Tar:
     """The members read from a tar so far. left: bytes that may still be stored."""
 
-    def __init__(self, unpacked: _UnpackedStream, source: str) -> None:
+    def __init__(self, stream: _UnpackedStream, source: str) -> None:
         self.files: dict[str, str] = {}
         self.links: dict[str, str] = {}
         self.directories: set[str] = {""}
         self.members = 0
         self._records = 0
-        self._unpacked, self._source = unpacked, source
+        self._unpacked, self._source = stream, source
         self._left = MAX_TOTAL_BYTES
 
     def read(self) -> None:
@@ -364,12 +364,12 @@ class _Header:
     __slots__ = ("kind", "link", "name", "size")
 
     def __init__(self, block: bytes) -> None:
-        summed = block[:148] + b" " * 8 + block[156:]
+        summed_block = block[:148] + b" " * 8 + block[156:]
         stored = _number(block[148:156])
         # The low half of adler32 is the sum of all bytes and 1, modulo 65521; sum() takes 15 times
         # as long. Some old tars count bytes above 127 as negative.
-        low = zlib.adler32(summed) & 0xFFFF
-        negative = 256 * len(summed.translate(None, _LOW_BYTES)) if low != stored + 1 else 0
+        low = zlib.adler32(summed_block) & 0xFFFF
+        negative = 256 * len(summed_block.translate(None, _LOW_BYTES)) if low != stored + 1 else 0
         if low not in ((stored + 1) % 65521, (stored + 1 + negative) % 65521):
             raise _DamagedError("a header with another checksum")
         self.kind = block[156:157]

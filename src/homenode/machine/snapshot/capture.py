@@ -91,16 +91,16 @@ def collect_over_ssh(
     if not _HOST.fullmatch(host):
         raise UsageError(f"{host[:80]!r} is not a host name", hint="HOST or USER@HOST, as for ssh")
     asking = ("-o", "BatchMode=yes") if batch else ()
-    completed = run(
+    result = run(
         ["ssh", *CLOSED, *asking, "-o", "ConnectTimeout=20", "--", host, "sh"],
         timeout_s,
         collector_script(),
         on_terminal=not batch,
     )
-    failure = completed.failure()
+    failure = result.failure()
     if failure is not None:
         raise HostError(f"{host}: {failure}", hint=command_line("ssh", host, "true"))
-    return parse_collected(completed.stdout, host)
+    return parse_collected(result.stdout, host)
 
 
 def _host_part(ssh: str) -> str:
@@ -122,9 +122,9 @@ def _pack(snapshot: MemorySnapshot, manifest: Manifest) -> bytes:
     links = {path.lstrip("/"): target for path, target in snapshot.links.items()}
     # Other directories are implied by their files.
     directories = {path.lstrip("/") for path in snapshot.directories if not snapshot.list(path)}
-    packed = io.BytesIO()
+    buffer = io.BytesIO()
     with (
-        gzip.GzipFile(filename="", mode="wb", fileobj=packed, mtime=0) as stream,
+        gzip.GzipFile(filename="", mode="wb", fileobj=buffer, mtime=0) as stream,
         tarfile.open(fileobj=stream, mode="w", format=tarfile.PAX_FORMAT) as tar,
     ):
         for path in sorted(files.keys() | links.keys() | directories):
@@ -139,4 +139,4 @@ def _pack(snapshot: MemorySnapshot, manifest: Manifest) -> bytes:
             member.type = tarfile.SYMTYPE if path in links else tarfile.DIRTYPE
             member.linkname = links.get(path, "")
             tar.addfile(member)
-    return packed.getvalue()
+    return buffer.getvalue()

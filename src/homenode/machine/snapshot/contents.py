@@ -66,8 +66,8 @@ class TextForm(Enum):
         alone matches every form: a file may be empty."""
         # By line, because a pattern that repeats over lines takes 2^n steps to fail.
         parts = text.strip().split("\n") if self in _BY_LINE else (text.strip(),)
-        compiled = _compiled(self)
-        return all(not part or compiled.fullmatch(part.rstrip()) for part in parts)
+        pattern = _compiled(self)
+        return all(not part or pattern.fullmatch(part.rstrip()) for part in parts)
 
 
 _BY_LINE = frozenset({TextForm.RESOURCE, TextForm.FIELDS, TextForm.NODE_MEMINFO, TextForm.COUNTS})

@@ -37,7 +37,7 @@ class Manifest(Struct, frozen=True):
 
 def encode_manifest(manifest: Manifest) -> str:
     paths = [{"what": subject, "reason": reason} for subject, reason in manifest.omitted]
-    return formats.encode(KIND, manifest, changed={"omitted": paths})
+    return formats.encode(KIND, manifest, changes={"omitted": paths})
 
 
 def check_manifest(text: str, source: str) -> None:
@@ -216,14 +216,14 @@ def keep_port_type(config: bytes) -> bytes | None:
         return None
     if len(config) < _CONVENTIONAL_BYTES:
         return config[:HEADER_BYTES]
-    blanked = bytearray(_CONVENTIONAL_BYTES)
-    blanked[:HEADER_BYTES] = config[:HEADER_BYTES]
+    blank_bytes = bytearray(_CONVENTIONAL_BYTES)
+    blank_bytes[:HEADER_BYTES] = config[:HEADER_BYTES]
     at = config[_CAPABILITIES_POINTER] & ~3
-    seen: set[int] = set()
-    while HEADER_BYTES <= at < _CONVENTIONAL_BYTES and at not in seen:
-        seen.add(at)
+    seen_offsets: set[int] = set()
+    while HEADER_BYTES <= at < _CONVENTIONAL_BYTES and at not in seen_offsets:
+        seen_offsets.add(at)
         length = _PCI_EXPRESS_BYTES if config[at] == _PCI_EXPRESS else 2
         end = min(at + length, _CONVENTIONAL_BYTES)
-        blanked[at:end] = config[at:end]
+        blank_bytes[at:end] = config[at:end]
         at = config[at + 1] & ~3
-    return bytes(blanked)
+    return bytes(blank_bytes)

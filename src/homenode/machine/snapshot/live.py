@@ -51,8 +51,8 @@ class LiveSnapshot(QuietSnapshot):
             if not command.list_argv:
                 return _run_first_installed(command).stdout_or_raise()
             run((command.spellings[0][0], "--version"), command.timeout_s)  # it is there
-            listed = run(command.list_argv, command.timeout_s).stdout_or_raise()
-            return self._run_each(command, listed.split()[:_MAX_DOMAINS])
+            output = run(command.list_argv, command.timeout_s).stdout_or_raise()
+            return self._run_each(command, output.split()[:_MAX_DOMAINS])
         except ToolMissingError:
             if command.list_argv:  # other VMs may run all the same
                 self._failures[command.name] = f"{command.list_argv[0]}: command not found"
@@ -65,10 +65,10 @@ class LiveSnapshot(QuietSnapshot):
         """Return the outputs for each word, in <wrapped> tags."""
         outputs: list[str] = []
         for word in words:
-            completed = run((*command.spellings[0], word), command.timeout_s)
-            failure = completed.failure()
+            result = run((*command.spellings[0], word), command.timeout_s)
+            failure = result.failure()
             if failure is None:
-                outputs.append(completed.stdout)
+                outputs.append(result.stdout)
             elif _GONE not in failure:  # a domain may end between the list and its turn
                 raise ToolError(failure)
         return f"<{command.wrapped}>\n{''.join(outputs)}</{command.wrapped}>\n"

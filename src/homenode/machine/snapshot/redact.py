@@ -107,13 +107,13 @@ def redact(
     for serial in identities.serials:
         names.replace_serial(serial)
     commands: dict[str, str] = {}
-    omitted: list[tuple[str, str]] = []
+    omissions: list[tuple[str, str]] = []
     # Commands first: they give serials, which are then known in files too.
     for name, text in sorted(snapshot.commands.items()):
         try:
             commands[name] = _REDACTORS.get(name, _scrub)(text, names)
         except InputError as error:
-            omitted.append((name, names.scrub(error.message)))
+            omissions.append((name, names.scrub(error.message)))
     # Repeated, because the last file may reveal a serial that is in the first.
     commands = {name: names.scrub_identities(text) for name, text in commands.items()}
     return RedactedSnapshot(
@@ -132,7 +132,7 @@ def redact(
         ),
         (
             *((names.scrub_forms(subject), names.scrub(remark)) for subject, remark in notes),
-            *omitted,
+            *omissions,
         ),
         names.not_everywhere,
     )
@@ -171,9 +171,9 @@ def redact_product(text: str, names: Pseudonyms) -> str:
     >>> redact_product("SYS-821GE-TNHR", Pseudonyms())
     'SYS-821GE-TNHR'
     """
-    marked = _SERIAL_MARK.search(text)
-    if marked is not None:
-        text = text[: marked.start()].rstrip() + " redacted" + ("\n" if text[-1:] == "\n" else "")
+    match = _SERIAL_MARK.search(text)
+    if match is not None:
+        text = text[: match.start()].rstrip() + " redacted" + ("\n" if text[-1:] == "\n" else "")
     return names.scrub(_SERIAL_WORD.sub(lambda found: names.replace_serial(found[0]), text))
 
 
@@ -452,8 +452,8 @@ def redact_domains(text: str, names: Pseudonyms) -> str:
     """Rewrite the domains of virsh-domains from the elements that the list above allows. Raises
     ParseError if the text is no XML."""
     root = parse_xml(text, "domains", "virsh dumpxml")
-    redacted = etree.Element("domains")
-    redacted.text = "\n"
+    redacted_root = etree.Element("domains")
+    redacted_root.text = "\n"
     for domain in root.findall("domain"):
         redacted_domain = _copy(domain, "")
         identity = []
@@ -482,27 +482,27 @@ def redact_domains(text: str, names: Pseudonyms) -> str:
         if emulator is not None and not emulator.text:
             emulator.text = UNKNOWN_EMULATOR
         redacted_domain.tail = "\n"
-        redacted.append(redacted_domain)
-    etree.indent(redacted)
-    return etree.tostring(redacted, encoding="unicode") + "\n"
+        redacted_root.append(redacted_domain)
+    etree.indent(redacted_root)
+    return etree.tostring(redacted_root, encoding="unicode") + "\n"
 
 
 def _copy(element: etree._Element, path: str) -> etree._Element:
     """Return the element with the content that its row allows, without namespaces and comments."""
-    copied = etree.Element(str(element.tag))
+    clone = etree.Element(str(element.tag))
     for name, form in _DOMAIN[path].items():
         value = element.get(name) if name else (element.text or "").strip()
         if value and form.fullmatch(value):
             if name:
-                copied.set(name, value)
+                clone.set(name, value)
             else:
-                copied.text = value
+                clone.text = value
     for child in element:
         # Comments and entities are nodes without a name.
         below = f"{path}/{child.tag}".lstrip("/") if isinstance(child.tag, str) else ""
         if below in _DOMAIN and below:
-            copied.append(_copy(child, below))
-    return copied
+            clone.append(_copy(child, below))
+    return clone
 
 
 _REDACTORS: dict[str, Callable[[str, Pseudonyms], str]] = {

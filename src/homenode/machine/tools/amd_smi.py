@@ -91,8 +91,8 @@ def parse_topology(text: str) -> AmdTopology:
         if number is None or number in bdf_of_gpu:
             raise ParseError(_TOPOLOGY, "each GPU once, with its number", str(entry)[:80])
         bdf_of_gpu[number] = Bdf.parse(str(entry.get("bdf")), _TOPOLOGY)
-        listed = entry.get("links")
-        for link in listed if isinstance(listed, list) else ():
+        link_list = entry.get("links")
+        for link in link_list if isinstance(link_list, list) else ():
             if isinstance(link, dict):
                 other, hops = _number(link.get("gpu")), _number(link.get("num_hops"))
                 links += _link(number, other, link.get("link_type"), hops)
@@ -109,14 +109,14 @@ def parse_rocm_topology(text: str) -> AmdTopology:
     for name, fields in value.items() if isinstance(value, dict) else ():
         if not isinstance(fields, dict):
             continue
-        lowered = {key.lower(): field for key, field in fields.items()}
+        lower_fields = {key.lower(): field for key, field in fields.items()}
         if (card := _CARD.fullmatch(name.lower())) is not None:
-            number, node = int(card[1]), _number(lowered.get("(topology) numa node"))
-            if lowered.get("pci bus") not in (None, "", "N/A"):
-                bdf_of_gpu[number] = Bdf.parse(str(lowered["pci bus"]), _ROCM)
+            number, node = int(card[1]), _number(lower_fields.get("(topology) numa node"))
+            if lower_fields.get("pci bus") not in (None, "", "N/A"):
+                bdf_of_gpu[number] = Bdf.parse(str(lower_fields["pci bus"]), _ROCM)
             if node is not None:
                 node_of_gpu[number] = NodeIndex(node)
-        for key, field in lowered.items():
+        for key, field in lower_fields.items():
             if (match := _PAIR.fullmatch(key)) is not None:
                 pair = int(match[2]), int(match[3])
                 facts_of_pair.setdefault(pair, {})[match[1]] = field
@@ -130,8 +130,8 @@ def parse_rocm_topology(text: str) -> AmdTopology:
 
 def _check_count(bdf_of_gpu: dict[int, Bdf], source: str, text: str) -> dict[int, Bdf]:
     if not 0 < len(bdf_of_gpu) <= MAX_GPUS:
-        found = text.strip()[:80] if not bdf_of_gpu else str(len(bdf_of_gpu))
-        raise ParseError(source, f"1 to {MAX_GPUS} GPUs with their addresses", found)
+        found_text = text.strip()[:80] if not bdf_of_gpu else str(len(bdf_of_gpu))
+        raise ParseError(source, f"1 to {MAX_GPUS} GPUs with their addresses", found_text)
     return bdf_of_gpu
 
 

@@ -68,8 +68,8 @@ def parse(text: str | bytes, source: str = "hwloc XML") -> HwlocTopology:
     is_old = version.startswith("1.")
     machines = [child for child in root if child.tag == "object"]
     if len(machines) != 1 or machines[0].get("type") not in _MACHINE_TYPES[is_old]:
-        found = ", ".join(str(machine.get("type")) for machine in machines[:4]) or "no object"
-        raise InputError(f"{source}: expected one object of type Machine, found {found}")
+        found_text = ", ".join(str(machine.get("type")) for machine in machines[:4]) or "no object"
+        raise InputError(f"{source}: expected one object of type Machine, found {found_text}")
     machine = _parse_object(machines[0], source)
     if is_old:
         return HwlocTopology(

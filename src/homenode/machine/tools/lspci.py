@@ -193,14 +193,14 @@ def _clean_lines(text: str) -> list[str]:
 
 def _cut_fences(lines: list[str]) -> list[str]:
     """Return the lines between the fences around the first function; all lines without."""
-    opened: int | None = None
+    fence_line: int | None = None
     begun = False
     for at, line in enumerate(lines):
         begun = begun or _HEADER.fullmatch(line.rstrip()) is not None
         if line.startswith(_FENCES) and begun:
-            return lines if opened is None else lines[opened + 1 : at]
+            return lines if fence_line is None else lines[fence_line + 1 : at]
         if line.startswith(_FENCES):
-            opened = at if opened is None else None
+            fence_line = at if fence_line is None else None
     return lines
 
 
@@ -298,8 +298,8 @@ def _parse_ids(words: str) -> tuple[int | None, int | None, str]:
     if matches:
         last = matches[-1]
         return int(last[1], 16), int(last[2], 16), words[: last.start()].strip() or words
-    unnamed = _UNNAMED_DEVICE.search(words)
-    return find_vendor_id(words), None if unnamed is None else int(unnamed[1], 16), words
+    match = _UNNAMED_DEVICE.search(words)
+    return find_vendor_id(words), None if match is None else int(match[1], 16), words
 
 
 def _parse_fields(block: list[str], source: str, header_line: int) -> dict[str, Any]:
@@ -440,7 +440,7 @@ def parse_registers(lines: Iterable[str]) -> PciRegisters | None:
     """Return registers in a function's indented lines; None if there are none, as without root."""
     register, capability, control = "", "", ""
     has_registers = False
-    unplaced: list[int] = []
+    unplaced_bars: list[int] = []
     resizable: list[tuple[int, int]] = []
     for line in lines:
         if (opened := _CAPABILITY.match(line)) is not None:
@@ -449,7 +449,7 @@ def parse_registers(lines: Iterable[str]) -> PciRegisters | None:
             register = named[1]
             has_registers = True
         elif (region := _UNPLACED.match(line)) is not None:
-            unplaced.append(int(region[1]))
+            unplaced_bars.append(int(region[1]))
         elif (bar := _RESIZABLE.match(line)) is not None and "Virtual" not in capability:
             resizable += [(int(bar[1]), size) for size in _find_largest(bar[2])]
         elif not line.startswith("\t\t"):
@@ -457,11 +457,11 @@ def parse_registers(lines: Iterable[str]) -> PciRegisters | None:
         control += line if register == "DevCtl" else ""
     if not has_registers:
         return None
-    payload, relaxed = _PAYLOAD.search(control), _RELAXED.search(control)
+    payload, relaxed_match = _PAYLOAD.search(control), _RELAXED.search(control)
     return PciRegisters(
         max_payload_bytes=None if payload is None else int(payload[1]),
-        relaxed_ordering=None if relaxed is None else relaxed[1] == "+",
-        unplaced_bars=tuple(unplaced),
+        relaxed_ordering=None if relaxed_match is None else relaxed_match[1] == "+",
+        unplaced_bars=tuple(unplaced_bars),
         largest_bars=tuple(sorted(resizable)),
     )
 

@@ -68,14 +68,14 @@ def looks_like_hardware(text: str) -> bool:
 def parse_hardware(text: str) -> NumactlHardware:
     """Return the nodes. Lines of --show behind them are skipped. Raises ParseError."""
     lines = Lines(text, _HARDWARE, stripped=False)
-    listed: tuple[int, ...] | None = None
+    listed_nodes: tuple[int, ...] | None = None
     pus: dict[int, CpuSet] = {}
     memory: dict[tuple[int, str], int | None] = {}
     columns: tuple[int, ...] = ()
     rows: dict[int, tuple[int, ...]] = {}
     for line in lines:
         if match := _AVAILABLE.fullmatch(line.text.strip()):
-            listed = _parse_nodes(line, match, listed)
+            listed_nodes = _parse_nodes(line, match, listed_nodes)
         elif match := _CPUS.fullmatch(line.text):
             pus[_parse_node(line, match[1], pus)] = CpuSet(_split_numbers(line, match[2], "a CPU"))
         elif match := _MEMORY.fullmatch(line.text):
@@ -94,19 +94,19 @@ def parse_hardware(text: str) -> NumactlHardware:
             raise line.make_error("a kernel with NUMA")
         elif line.text.strip() != "node distances:" and not _SHOW_LINE.fullmatch(line.text):
             lines.add_unknown(line)
-    if listed is None:
+    if listed_nodes is None:
         raise lines.make_error("a line 'available: 2 nodes (0-1)'")
-    if set(pus) != set(listed) or not {node for node, _ in memory} <= set(listed):
+    if set(pus) != set(listed_nodes) or not {node for node, _ in memory} <= set(listed_nodes):
         raise lines.make_error(
-            f"CPUs and memory of the nodes {_format_nodes(listed)}", _format_nodes(pus)
+            f"CPUs and memory of the nodes {_format_nodes(listed_nodes)}", _format_nodes(pus)
         )
     if (columns or rows) and not (
-        columns == listed
-        and set(rows) == set(listed)
-        and all(len(row) == len(listed) for row in rows.values())
+        columns == listed_nodes
+        and set(rows) == set(listed_nodes)
+        and all(len(row) == len(listed_nodes) for row in rows.values())
     ):
         raise lines.make_error(
-            f"distances between the nodes {_format_nodes(listed)}", _format_nodes(columns)
+            f"distances between the nodes {_format_nodes(listed_nodes)}", _format_nodes(columns)
         )
     return NumactlHardware(
         nodes=tuple(
@@ -116,9 +116,9 @@ def parse_hardware(text: str) -> NumactlHardware:
                 size_bytes=memory.get((node, "size")),
                 free_bytes=memory.get((node, "free")),
             )
-            for node in listed
+            for node in listed_nodes
         ),
-        distances=tuple(rows[node] for node in listed) if columns else None,
+        distances=tuple(rows[node] for node in listed_nodes) if columns else None,
         gaps=tuple(lines.gaps),
     )
 

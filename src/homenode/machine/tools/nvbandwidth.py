@@ -115,9 +115,9 @@ class NvbandwidthRun(Struct, frozen=True, kw_only=True):
 def build_argv(tests: Iterable[str] = (), *, samples: int | None = None) -> tuple[str, ...]:
     """Return the command: all tests, or those named; JSON."""
     names = tuple(tests)
-    chosen = ("-t", *names) if names else ()
+    test_words = ("-t", *names) if names else ()
     repeats = () if samples is None else ("-i", str(samples))
-    return ("nvbandwidth", "-j", *repeats, *chosen)
+    return ("nvbandwidth", "-j", *repeats, *test_words)
 
 
 def parse(text: str) -> NvbandwidthRun:
@@ -347,9 +347,9 @@ class _Text:
             raise self.lines.make_error("a line 'nvbandwidth Version: v0.8'")
         if not self.tests and not self.errors:
             raise self.lines.make_error("tests")
-        unnamed = sum(test.name is None for test in self.tests)
-        if unnamed:
-            reason = f"the text names none of {unnamed}; -j does"
+        unnamed_count = sum(test.name is None for test in self.tests)
+        if unnamed_count:
+            reason = f"the text names none of {unnamed_count}; -j does"
             self.lines.gaps.append(Gap("waived tests", reason))
         return NvbandwidthRun(
             version=self.version,
@@ -419,11 +419,11 @@ def _parse_json(text: str) -> NvbandwidthRun:
     tests = [_test(case) for run in runs for case in run.testcases]
     if not tests and not errors:
         raise ParseError(SOURCE, "tests")
-    listed = next((run.devices for run in reversed(runs) if run.devices), ())
+    devices = next((run.devices for run in reversed(runs) if run.devices), ())
     return NvbandwidthRun(
         version=version,
         driver_version=next((run.driver for run in runs if run.driver is not None), None),
-        devices=tuple(map(_parse_device, listed)),
+        devices=tuple(map(_parse_device, devices)),
         tests=_merge_tests(tests),
         errors=errors,
         gaps=tuple(sorted(gaps)),

@@ -97,10 +97,10 @@ def _parse_gpu(gpu: etree._Element, index: int, unread: list[tuple[Bdf, str, str
 
     def number(path: str) -> int | None:
         text = _find_text(gpu, path)
-        matched = None if text is None else _NUMBER.fullmatch(text)
-        if text is not None and matched is None:
+        match = None if text is None else _NUMBER.fullmatch(text)
+        if text is not None and match is None:
             unread.append((bdf, path, text))
-        return None if matched is None else int(matched[1])
+        return None if match is None else int(match[1])
 
     def switch(path: str) -> bool | None:
         text = _find_text(gpu, path)

@@ -33,13 +33,13 @@ def parse(text: str) -> tuple[PuTimes, ...]:
     """Return the online CPUs, ascending. Raises ParseError."""
     times_of_pu: dict[int, PuTimes] = {}
     for line in Lines(text, PATH, stripped=False):
-        matched = _LINE.fullmatch(line.text)
-        if matched is None:
+        match = _LINE.fullmatch(line.text)
+        if match is None:
             continue  # the sum of all CPUs, interrupts, context switches, forks
-        pu = int(matched[1])
+        pu = int(match[1])
         if pu > MAX_PU_INDEX or pu in times_of_pu:
             raise line.make_error(f"each CPU once, up to {MAX_PU_INDEX}")
-        ticks = [line.read_count(word, "ticks") for word in matched[2].split()]
+        ticks = [line.read_count(word, "ticks") for word in match[2].split()]
         user, nice, system, idle, *tail = ticks
         iowait, irq, softirq, stolen = (*tail, 0, 0, 0, 0)[:4]
         times_of_pu[pu] = PuTimes(

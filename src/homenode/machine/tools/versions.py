@@ -35,11 +35,11 @@ def parse_virsh_version(text: str) -> tuple[Version, Version | None]:
     for number, line in enumerate(text.split("\n"), start=1):
         if not line.strip():
             continue
-        matched = _VIRSH_LINE.fullmatch(line)
-        if matched is None or matched[1] not in _KEYS:
+        match = _VIRSH_LINE.fullmatch(line)
+        if match is None or match[1] not in _KEYS:
             raise ParseError("virsh version", f"one of {', '.join(_KEYS)}", line, line=number)
-        if matched[1] != "Running hypervisor" or matched[2] == "QEMU":
-            versions[matched[1]] = _build_version(matched, 3)
+        if match[1] != "Running hypervisor" or match[2] == "QEMU":
+            versions[match[1]] = _build_version(match, 3)
     if "Using library" not in versions:
         raise ParseError("virsh version", "a line 'Using library'", text.strip()[:80])
     libvirt = versions.get("Running against daemon", versions["Using library"])
@@ -49,11 +49,11 @@ def parse_virsh_version(text: str) -> tuple[Version, Version | None]:
 def parse_qemu_version(text: str) -> Version:
     """Return the version of QEMU's first line; a copyright follows. Raises ParseError."""
     line = text.lstrip("\n").partition("\n")[0].rstrip()
-    matched = _QEMU_LINE.fullmatch(line)
-    if matched is None:
+    match = _QEMU_LINE.fullmatch(line)
+    if match is None:
         raise ParseError("qemu --version", "QEMU emulator version 7.2.22", line, line=1)
-    return _build_version(matched, 1)
+    return _build_version(match, 1)
 
 
-def _build_version(matched: "re.Match[str]", first: int) -> Version:
-    return int(matched[first]), int(matched[first + 1]), int(matched[first + 2] or 0)
+def _build_version(match: "re.Match[str]", first: int) -> Version:
+    return int(match[first]), int(match[first + 1]), int(match[first + 2] or 0)

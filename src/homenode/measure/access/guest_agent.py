@@ -90,10 +90,10 @@ class GuestAgent(Struct, frozen=True):
             answer = decode_json(reply)
         except NotJsonError:
             raise self._make_error("JSON") from None
-        returned = answer.get("return") if isinstance(answer, dict) else None
-        if not isinstance(returned, dict):
+        return_value = answer.get("return") if isinstance(answer, dict) else None
+        if not isinstance(return_value, dict):
             raise self._make_error("answer")
-        return returned
+        return return_value
 
     def _decode_text(self, answer: dict[str, Any], key: str) -> str:
         data = answer.get(key, "")

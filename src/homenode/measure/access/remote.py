@@ -159,26 +159,26 @@ class RemoteMachine:
     ) -> ProgramResult:
         words = [self._programs.get(argv[0], argv[0]), *argv[1:]]
         mark = _mark()
-        stdin, piped = None, input
+        stdin, piped_input = None, input
         limit = self._channel.most_input_bytes
         if input is not None and limit is not None and len(input.encode()) > limit:
-            stdin, piped = self._write_staged_file(input), None
+            stdin, piped_input = self._write_staged_file(input), None
         script = run_script(words, timeout_s, mark, environment, stdin, self._prefix)
         if stdin is not None:
             script += f"; rm -f {quote(stdin)}"
-        started = time.monotonic()
-        ended = self._channel.execute(script, timeout_s, piped)
-        stderr, status = split_status(ended.stderr, mark)
+        start_s = time.monotonic()
+        result = self._channel.execute(script, timeout_s, piped_input)
+        stderr, status = split_status(result.stderr, mark)
         if status is None:
             raise ToolError(
                 f"{self.name}: expected {argv[0]} to end, found the way to it broken: "
-                f"{_last_line(ended)}"
+                f"{_last_line(result)}"
             )
         if status == MISSING:
             raise ToolMissingError(argv[0], f"{self.name}: ")
-        if int(status) == _KILLED and time.monotonic() - started >= timeout_s:
+        if int(status) == _KILLED and time.monotonic() - start_s >= timeout_s:
             raise ToolTimeoutError(f"{self.name}: {argv[0]}: no end after {timeout_s:g} s")
-        return ProgramResult(tuple(argv), convert_status(int(status)), ended.stdout, stderr)
+        return ProgramResult(tuple(argv), convert_status(int(status)), result.stdout, stderr)
 
     def find_installed(self, names: Collection[str]) -> frozenset[str]:
         unknown = [name for name in names if name not in self._programs]
@@ -190,8 +190,8 @@ class RemoteMachine:
 
     def snapshot(self) -> Snapshot:
         script = collector_script()
-        completed = self.run(("sh",), _COLLECT_S, script)
-        return parse_collected(completed.stdout_or_raise(), self.name)
+        result = self.run(("sh",), _COLLECT_S, script)
+        return parse_collected(result.stdout_or_raise(), self.name)
 
     def put_program(self, name: str, content: bytes) -> str:
         """Copy a program to the machine, unless the same one is on its PATH, and return its path.
@@ -228,8 +228,8 @@ class RemoteMachine:
         unpack = "base64 -d | gzip -d" if has_gzip else "base64 -d"
         text = base64.encodebytes(gzip.compress(content, mtime=0) if has_gzip else content).decode()
         save = f"({unpack}) >{quote(path)} && chmod 700 {quote(path)}"
-        done = self.run(("sh", "-c", save), _COLLECT_S, text)
-        failure = done.failure()
+        result = self.run(("sh", "-c", save), _COLLECT_S, text)
+        failure = result.failure()
         if failure is not None:
             raise ToolError(f"{self.name}: {path}: cannot write: {failure}")
 
@@ -361,14 +361,14 @@ class SshHost(Struct, frozen=True):
 
     def execute(self, script: str, timeout_s: float, input: str | None = None) -> ScriptOutput:
         argv = ("ssh", *CLOSED, *_OPTIONS, "--", self.url, sh_line(script))
-        done = run(argv, timeout_s + _GRACE_S, input, kept_open=self.kept_open)
-        if done.returncode:
-            lines = [line.strip() for line in done.stderr.splitlines() if line.strip()]
+        result = run(argv, timeout_s + _GRACE_S, input, kept_open=self.kept_open)
+        if result.returncode:
+            lines = [line.strip() for line in result.stderr.splitlines() if line.strip()]
             raise ToolError(
-                f"{self.name}: {lines[-1][:200] if lines else done.failure()}",
+                f"{self.name}: {lines[-1][:200] if lines else result.failure()}",
                 hint=command_line("ssh", "-o", "BatchMode=yes", self.url, "true"),
             )
-        return ScriptOutput(done.stdout, done.stderr)
+        return ScriptOutput(result.stdout, result.stderr)
 
 
 class RemoteHost(RemoteMachine):

@@ -82,24 +82,24 @@ class SshChannel(Struct, frozen=True):
     def execute(self, script: str, timeout_s: float, input: str | None = None) -> ScriptOutput:
         is_known = self._is_known()
         argv = (*self._build_argv(is_known=is_known), sh_line(script))
-        done = run(argv, timeout_s + _CONNECT_S + _GRACE_S, input)
-        if done.returncode == 0:
-            return ScriptOutput(done.stdout, done.stderr)
-        if done.returncode == _OWN_FAILURE and not is_known:
+        result = run(argv, timeout_s + _CONNECT_S + _GRACE_S, input)
+        if result.returncode == 0:
+            return ScriptOutput(result.stdout, result.stderr)
+        if result.returncode == _OWN_FAILURE and not is_known:
             self._forget()  # a machine that rejects the login is not the guest
-        if any(cause in done.stderr for cause in _OTHER_KEY):
-            raise self._make_key_error(done.stderr)
-        errors = [line.strip() for line in done.stderr.splitlines() if line.strip()]
+        if any(cause in result.stderr for cause in _OTHER_KEY):
+            raise self._make_key_error(result.stderr)
+        errors = [line.strip() for line in result.stderr.splitlines() if line.strip()]
         for cause, hint in _CAUSES:
             line = next((line for line in errors if cause in line), None)
             if line is not None:
                 raise ToolError(f"{self.name}: {line[:200]}", hint=hint)
-        if done.returncode == _OWN_FAILURE and not errors:
+        if result.returncode == _OWN_FAILURE and not errors:
             raise ToolError(
                 f"{self.name}: expected the script to end, found the connection closed",
                 hint=_LOST,
             )
-        raise ToolError(f"{self.name}: {errors[-1][:200] if errors else done.failure()}")
+        raise ToolError(f"{self.name}: {errors[-1][:200] if errors else result.failure()}")
 
     def _make_key_error(self, stderr: str) -> HostKeyError:
         fingerprint = _FINGERPRINT.search(stderr)

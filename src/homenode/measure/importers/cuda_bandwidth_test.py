@@ -161,8 +161,8 @@ _METRIC_OF_DIRECTION = {
 def read_cuda_results(run: CudaBandwidthTest) -> MeasuredSamples:
     """Return each transfer of pinned memory on one device, as a sample of the run."""
     if run.has_passed is False:
-        failed = Gap("bandwidthTest", "has FAIL: its results are omitted")
-        return MeasuredSamples(gaps=(*run.gaps, failed))
+        failure = Gap("bandwidthTest", "has FAIL: its results are omitted")
+        return MeasuredSamples(gaps=(*run.gaps, failure))
     how = "bandwidthTest, bytes within a GPU counted once, twice in what it prints"
     results = SampleBuilder("device copy", how, run.gaps)
     for transfer in run.transfers:

@@ -161,12 +161,12 @@ def _arrays_bytes(lines: Lines) -> int | None:
 
 
 def _parse_threads(lines: Lines) -> int | None:
-    requested = lines.take_optional("threads requested", Line.read_count, "threads")
-    counted = lines.take_optional("threads counted", Line.read_count, "threads")
-    if requested and counted and requested != counted:
-        reason = f"{requested} requested, {counted} counted"
+    requested_threads = lines.take_optional("threads requested", Line.read_count, "threads")
+    counted_threads = lines.take_optional("threads counted", Line.read_count, "threads")
+    if requested_threads and counted_threads and requested_threads != counted_threads:
+        reason = f"{requested_threads} requested, {counted_threads} counted"
         lines.gaps.append(Gap("STREAM threads", reason))
-    return counted or requested
+    return counted_threads or requested_threads
 
 
 MIN_ARRAY_BYTES = 32 * MIB
@@ -199,15 +199,15 @@ def _stream_log(text: str, name: str) -> MeasuredSamples:
     """Return a log's run with the process's binding, if numactl shows or sets it before."""
     run = parse(text)
     head = text[: match.start()] if (match := _SIGN.search(text)) else ""
-    shown = head[head.rfind("policy:") :] if "policy:" in head else ""
+    policy_text = head[head.rfind("policy:") :] if "policy:" in head else ""
     command = parse_command(head)
-    if not shown and command is None:
+    if not policy_text and command is None:
         return read_stream_results(run)
     binding, gaps = parse_binding(head)
     # Without a policy all memory of one node can be all that the machine has.
     is_bound = binding is not None and (
         command is not None
-        or shown.startswith("policy: bind")
+        or policy_text.startswith("policy: bind")
         or len(binding.memory_nodes) > len(binding.cpu_nodes)
     )
     results = read_stream_results(run, binding.node if binding is not None and is_bound else None)

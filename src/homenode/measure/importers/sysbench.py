@@ -150,10 +150,10 @@ def _unread_gaps(lines: Lines) -> Iterator[Gap]:
 
 
 def _parse_seconds(line: Line, word: str, expected: str) -> float:
-    matched = _SECONDS.fullmatch(word)
-    if matched is None:
+    match = _SECONDS.fullmatch(word)
+    if match is None:
         raise line.make_error(expected, word)
-    return line.parse_positive(matched[1], expected)
+    return line.parse_positive(match[1], expected)
 
 
 def _parse_kib(line: Line, word: str, expected: str) -> int:

@@ -83,9 +83,9 @@ def _all_reduce(torch: Any, dist: Any, rank: Rank, size: int) -> dict[str, Any]:
     torch.cuda.synchronize()
     mean = (time.perf_counter() - begin) / options.warmups
     iterations = max(5, min(options.iterations, int(MAX_S / max(mean, 1e-9))))
-    agreed = torch.full((1,), float(iterations), dtype=torch.float32, device=gpu)
-    dist.broadcast(agreed, 0)
-    repeats = int(agreed.item())
+    agreement = torch.full((1,), float(iterations), dtype=torch.float32, device=gpu)
+    dist.broadcast(agreement, 0)
+    repeats = int(agreement.item())
     first, last = (torch.cuda.Event(enable_timing=True) for _ in range(2))
     dist.barrier()
     torch.cuda.synchronize()
@@ -94,8 +94,8 @@ def _all_reduce(torch: Any, dist: Any, rank: Rank, size: int) -> dict[str, Any]:
         dist.all_reduce(data)
     last.record()
     last.synchronize()
-    elapsed = float(first.elapsed_time(last))
-    verdict = torch.full((1,), elapsed, dtype=torch.float32, device=gpu)
+    elapsed_ms = float(first.elapsed_time(last))
+    verdict = torch.full((1,), elapsed_ms, dtype=torch.float32, device=gpu)
     dist.all_reduce(verdict, op=dist.ReduceOp.MAX)
     wrong = torch.full((1,), 0.0 if is_right else 1.0, dtype=torch.float32, device=gpu)
     dist.all_reduce(wrong)
@@ -135,7 +135,7 @@ class ProcessGroup:
 
     def wait(self) -> str | None:
         """Wait until all have ended; return the reason of a failure, or None."""
-        seen, since = self._progress(), time.monotonic()
+        progress, since = self._progress(), time.monotonic()
         reason = None
         while self._children and reason is None:
             child, status = os.waitpid(-1, os.WNOHANG)
@@ -144,8 +144,8 @@ class ProcessGroup:
                 if status != 0:
                     reason = f"rank {number} failed (status {status})"
                 continue
-            if self._progress() != seen:
-                seen, since = self._progress(), time.monotonic()
+            if self._progress() != progress:
+                progress, since = self._progress(), time.monotonic()
             elif time.monotonic() - since > self._stall_s:
                 reason = f"no progress for {self._stall_s:g} s"
             time.sleep(0.02)
@@ -193,8 +193,8 @@ def _homes(machine: dict[str, Any], options: argparse.Namespace) -> list[int | N
         return [int(options.bind)] * options.gpus
     nodes = [device["node"] for device in machine["devices"][: options.gpus]]
     if None in nodes:
-        lost = machine["devices"][nodes.index(None)]["address"]
-        raise SystemExit(f"--bind gpu: GPU {lost} has no node here (numa_node -1)")
+        lost_address = machine["devices"][nodes.index(None)]["address"]
+        raise SystemExit(f"--bind gpu: GPU {lost_address} has no node here (numa_node -1)")
     return nodes
 
 

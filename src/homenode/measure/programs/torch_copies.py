@@ -225,10 +225,10 @@ def _by_threads(bench: Bench, metric: str, device: int, buffers: HostBuffers) ->
         else (buffers.host_out, buffers.on_out)
     )
     with torch.cuda.device(device):
-        seen = torch.as_tensor(_Array(host), device=f"cuda:{device}")
-    if seen.data_ptr() != host.data_ptr():
+        device_view = torch.as_tensor(_Array(host), device=f"cuda:{device}")
+    if device_view.data_ptr() != host.data_ptr():
         raise RuntimeError("PyTorch copies pinned memory before the GPU's threads may read it")
-    source, target = (seen, on) if metric == "h2d-bandwidth" else (on, seen)
+    source, target = (device_view, on) if metric == "h2d-bandwidth" else (on, device_view)
     lane = TimedStream(torch, device, lambda: torch.add(source, 0, out=target))
     series = steady(lambda repeats: time_copies(lane, [], repeats), bench.seconds)
     bench.figure(

@@ -61,12 +61,12 @@ def _read_text(path: str) -> str | None:
 
 def nodes_to_bind() -> list[int]:
     """Return the nodes with usable CPUs and with memory, ascending; [] if the kernel is silent."""
-    allowed = os.sched_getaffinity(0)
+    allowed_cpus = os.sched_getaffinity(0)
     with_memory = _read_text(_NODES + "/has_memory") or _read_text(_NODES + "/online") or ""
     return [
         node
         for node in sorted(numbers_of(with_memory))
-        if numbers_of(_read_text(f"{_NODES}/node{node}/cpulist") or "") & allowed
+        if numbers_of(_read_text(f"{_NODES}/node{node}/cpulist") or "") & allowed_cpus
     ]
 
 
@@ -182,9 +182,9 @@ def _address(properties: Any) -> str | None:
 
 def _address_by_runtime(index: int) -> str | None:
     """cudaDeviceGetPCIBusId or hipDeviceGetPCIBusId of the runtime that PyTorch has loaded."""
-    loaded = _read_text("/proc/self/maps") or ""
+    maps = _read_text("/proc/self/maps") or ""
     for name, call in (("cudart", "cudaDeviceGetPCIBusId"), ("amdhip64", "hipDeviceGetPCIBusId")):
-        path = re.search(rf"(?<!\S)\S*/lib{name}[^/\s]*\.so[^/\s]*", loaded)
+        path = re.search(rf"(?<!\S)\S*/lib{name}[^/\s]*\.so[^/\s]*", maps)
         if path is None:
             continue
         text = ctypes.create_string_buffer(32)

@@ -148,9 +148,9 @@ def time_copies(lane: TimedStream, neighbours: list[TimedStream], repeats: int) 
     seconds = lane.seconds()
     for other_lane in neighbours:
         other_lane.finish()
-    passed = time.perf_counter() - before
+    elapsed_s = time.perf_counter() - before
     if seconds <= 0:
         raise RuntimeError("events show that no time has passed")
-    if seconds > passed * 1.05 + 1e-4:
-        raise RuntimeError(f"events show {seconds:g} s, {passed:g} s have passed")
+    if seconds > elapsed_s * 1.05 + 1e-4:
+        raise RuntimeError(f"events show {seconds:g} s, {elapsed_s:g} s have passed")
     return seconds

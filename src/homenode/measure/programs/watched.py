@@ -49,8 +49,8 @@ def main(words: "list[str]") -> int:
             os._exit(127)
     looks: dict[int, int] = {}
     while True:
-        ended, status = os.waitpid(child, os.WNOHANG)
-        if ended:
+        process, status = os.waitpid(child, os.WNOHANG)
+        if process:
             break
         for pu in busy_pus(child):
             looks[pu] = looks.get(pu, 0) + 1

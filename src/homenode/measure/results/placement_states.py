@@ -212,5 +212,5 @@ def parse_latency_ns(state: str) -> float | None:
     >>> parse_latency_ns("9.6 ns"), parse_latency_ns("27 ns, 2"), parse_latency_ns("moving")
     (9.6, None, None)
     """
-    matched = _LATENCY_NAME.fullmatch(state)
-    return None if matched is None else float(matched[1])
+    match = _LATENCY_NAME.fullmatch(state)
+    return None if match is None else float(match[1])

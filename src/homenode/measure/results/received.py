@@ -93,8 +93,8 @@ def _lay_out(root: Path, system: str, name: str, files: dict[str, bytes]) -> Non
         undo.callback(_discard, aside, top)
         within = Path(f"/proc/self/fd/{top}")
         for path, content in files.items():
-            with contextlib.ExitStack() as written:
-                directory = _open_directory(within, aside, *Path(path).parts[:-1], ends=written)
+            with contextlib.ExitStack() as stack:
+                directory = _open_directory(within, aside, *Path(path).parts[:-1], ends=stack)
                 replace_file(Path(path), content, 0o644, directory=directory, synced=False)
         place = _open_directory(within, system, ends=ends)
         # Over a directory that holds anything, or a link, this fails.

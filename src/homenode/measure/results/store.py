@@ -219,21 +219,21 @@ def load_runs(path: Path) -> StoredRuns:
             str(path), "directory", command_line("homenode", "bench", "--results", path)
         )
     runs: list[Run] = []
-    skipped: list[Gap] = []
+    gaps: list[Gap] = []
     directories: list[str] = []
     foreign: list[str] = []
-    for directory in _find_leaves(path, skipped):
+    for directory in _find_leaves(path, gaps):
         files = [directory] if (directory / FILE).exists() else _find_renamed(directory)
         if not files:
             foreign.append(str(directory))
-            skipped.append(Gap(str(directory), f"{FILE} is missing: not a run of homenode"))
+            gaps.append(Gap(str(directory), f"{FILE} is missing: not a run of homenode"))
         for file in files:
             try:
                 runs.append(read_run(file))
                 directories.append(str(directory))
             except HomenodeError as error:
-                skipped.append(Gap(str(file), error.reason))
-    return StoredRuns(tuple(runs), tuple(skipped), tuple(directories), tuple(foreign))
+                gaps.append(Gap(str(file), error.reason))
+    return StoredRuns(tuple(runs), tuple(gaps), tuple(directories), tuple(foreign))
 
 
 def _find_renamed(directory: Path) -> list[Path]:
@@ -244,15 +244,15 @@ def _find_renamed(directory: Path) -> list[Path]:
         return []
 
 
-def _find_leaves(root: Path, skipped: list[Gap]) -> Iterator[Path]:
+def _find_leaves(root: Path, gaps: list[Gap]) -> Iterator[Path]:
     """Yield the directories without subdirectories: they may hold a run. Links are not followed."""
     queue: list[tuple[Path, int]] = [(root, 0)]
-    seen = 0
+    seen_count = 0
     while queue:
         directory, depth = queue.pop(0)
-        seen += 1
-        if seen > MAX_DIRECTORIES:
-            skipped.append(Gap(str(root), f"more than {MAX_DIRECTORIES} directories: the rest"))
+        seen_count += 1
+        if seen_count > MAX_DIRECTORIES:
+            gaps.append(Gap(str(root), f"more than {MAX_DIRECTORIES} directories: the rest"))
             return
         if (directory / FILE).exists():
             yield directory
@@ -262,12 +262,12 @@ def _find_leaves(root: Path, skipped: list[Gap]) -> Iterator[Path]:
                 child for child in directory.iterdir() if child.is_dir() and not child.is_symlink()
             )
         except OSError as error:
-            skipped.append(Gap(str(directory), f"cannot be listed: {error.strerror}"))
+            gaps.append(Gap(str(directory), f"cannot be listed: {error.strerror}"))
             continue
         below = [child for child in below if not child.name.startswith(".")]
         if not below:
             yield directory
         elif depth == MAX_DEPTH:
-            skipped.append(Gap(str(directory), f"more than {MAX_DEPTH} directories deep"))
+            gaps.append(Gap(str(directory), f"more than {MAX_DEPTH} directories deep"))
         else:
             queue += [(child, depth + 1) for child in below]

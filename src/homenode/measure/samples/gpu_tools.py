@@ -100,7 +100,7 @@ def parse_command(head: str) -> tuple[tuple[int, ...], tuple[int, ...]] | None:
 
 def parse_binding(head: str) -> tuple[Binding | None, tuple[Gap, ...]]:
     """The last binding of a head, as shown or set by numactl; else the script's own statement."""
-    pinned = [int(node) for node in _PINNED.findall(head)]
+    pinned_nodes = [int(node) for node in _PINNED.findall(head)]
     at = head.rfind("policy:")
     if (command := parse_command(head)) is not None:
         pus, memory = command
@@ -108,17 +108,17 @@ def parse_binding(head: str) -> tuple[Binding | None, tuple[Gap, ...]]:
             return None, (Gap("binding", "the log's numactl names no node"),)
         return Binding(pus, memory or pus), ()
     if at < 0:
-        if not pinned:
+        if not pinned_nodes:
             return None, (Gap("binding", "the log has no numactl --show before its results"),)
-        return Binding((pinned[-1],), (pinned[-1],)), ()
+        return Binding((pinned_nodes[-1],), (pinned_nodes[-1],)), ()
     try:
         binding = Binding(*parse_show(head[at:]))
     except ParseError as error:
         return None, (Gap("binding", error.message),)
-    if pinned and pinned[-1] not in binding.cpu_nodes:
+    if pinned_nodes and pinned_nodes[-1] not in binding.cpu_nodes:
         # numactl ran before the pinning, or outside it: the script's own line is about the run.
-        reason = f"the log has PINNED to {pinned[-1]}, its numactl --show {binding.cpu_nodes}"
-        return Binding((pinned[-1],), (pinned[-1],)), (Gap("binding", reason),)
+        reason = f"the log has PINNED to {pinned_nodes[-1]}, its numactl --show {binding.cpu_nodes}"
+        return Binding((pinned_nodes[-1],), (pinned_nodes[-1],)), (Gap("binding", reason),)
     return binding, ()
 
 
@@ -369,10 +369,10 @@ def read_rocm_results(run: RocmBandwidthTest, gpus: tuple[Bdf, ...] = ()) -> Mea
     )
 
 
-def _add_domain(printed: Bdf, gpus: tuple[Bdf, ...]) -> Bdf:
-    place = (printed.bus, printed.device, printed.function)
+def _add_domain(printed_bdf: Bdf, gpus: tuple[Bdf, ...]) -> Bdf:
+    place = (printed_bdf.bus, printed_bdf.device, printed_bdf.function)
     matches = [gpu for gpu in gpus if (gpu.bus, gpu.device, gpu.function) == place]
-    return matches[0] if len(matches) == 1 else printed
+    return matches[0] if len(matches) == 1 else printed_bdf
 
 
 def _name_metric(source_is_cpu: bool, destination_is_cpu: bool, is_same: bool) -> str | None:

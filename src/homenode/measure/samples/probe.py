@@ -124,12 +124,12 @@ def _read_bandwidth(document: ProbeDocument) -> Iterator[BracketedSample]:
         for kernel in run.kernels:
             suffix = "" if kernel.stores == "regular" else " non-temporal"
             moved = kernel.moved_bytes_per_element / kernel.reported_bytes_per_element
-            counted = [("memory-bandwidth", 1.0)] + [("memory-traffic", moved)] * (moved != 1)
+            metrics = [("memory-bandwidth", 1.0)] + [("memory-traffic", moved)] * (moved != 1)
             for raw in kernel.raw:
                 bracket = None
                 if run.threads > 1:
                     bracket = Bracket(run.pus, raw.cas_before_ns, raw.cas_after_ns)
-                for metric, ratio in counted:
+                for metric, ratio in metrics:
                     yield _sample_of(
                         metric,
                         "bytes_per_s",

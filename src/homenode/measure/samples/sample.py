@@ -96,7 +96,7 @@ def number_samples(samples: Iterable[Sample]) -> tuple[Sample, ...]:
     >>> [s.number for s in number_samples([Sample("x", "ns", 1.0), Sample("x", "ns", 2.0)])]
     [0, 1]
     """
-    seen: dict[tuple[Any, ...], int] = {}
+    sample_counts: dict[tuple[Any, ...], int] = {}
     numbered_samples = []
     for sample in samples:
         series = (
@@ -111,8 +111,8 @@ def number_samples(samples: Iterable[Sample]) -> tuple[Sample, ...]:
             sample.peer_node,
             sample.state,
         )
-        number = seen.get(series, 0)
-        seen[series] = number + 1
+        number = sample_counts.get(series, 0)
+        sample_counts[series] = number + 1
         numbered_samples.append(replace(sample, number=number))
     return tuple(numbered_samples)
 

@@ -215,12 +215,12 @@ class LayoutStep(Struct, frozen=True):
         ):
             return "no change had been made"
         with self.on.host_locked():
-            done = restore_definition(virsh, uuid, root)
+            result = restore_definition(virsh, uuid, root)
             if not is_first:  # the user had applied a layout before the trial
-                apply_definition(virsh, uuid, before, done.definition, root)
+                apply_definition(virsh, uuid, before, result.definition, root)
         if not is_first:
             return "to the layout that was applied before the trial"
-        return "byte for byte" if done.exact else "printed otherwise by this libvirt"
+        return "byte for byte" if result.exact else "printed otherwise by this libvirt"
 
 
 class BootStep(Struct, frozen=True):

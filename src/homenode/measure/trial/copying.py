@@ -84,15 +84,15 @@ def prepare_copy(virsh: Virsh, state: DomainState, original: bytes, id: str) -> 
     return PreparedCopy(copy, document, disks, nvram)
 
 
-def make_copy(virsh: Virsh, prepared: PreparedCopy, host_lock: Sequence[int] = ()) -> None:
+def make_copy(virsh: Virsh, prepared_copy: PreparedCopy, host_lock: Sequence[int] = ()) -> None:
     """Make the overlays and define the copy. Raises HostError, or InputError for disks that have
     changed since; `remove_copy` removes a partial copy."""
-    for disk, overlay in zip(prepared.disks, prepared.copy.overlays, strict=True):
+    for disk, overlay in zip(prepared_copy.disks, prepared_copy.copy.overlays, strict=True):
         _make_overlay(disk, Path(overlay))
-    if prepared.nvram is not None:
-        _copy_nvram(*prepared.nvram)
+    if prepared_copy.nvram is not None:
+        _copy_nvram(*prepared_copy.nvram)
     with private_directory("homenode-copy-") as directory:
-        create_file(directory / "copy.xml", prepared.document)
+        create_file(directory / "copy.xml", prepared_copy.document)
         virsh.define(str(directory / "copy.xml"), host_lock)
 
 

@@ -67,14 +67,14 @@ def remove_domain(host: Host, name: str) -> Host:
 
 
 def find_short_memory(
-    fitted: Sequence[PlannedLayout], groups: Sequence[SuiteGroup]
+    fitted_layouts: Sequence[PlannedLayout], groups: Sequence[SuiteGroup]
 ) -> tuple[str, ...]:
     """Layouts whose guest has too little memory for STREAM, if STREAM is to be measured."""
     if groups and SuiteGroup.MEMORY_BANDWIDTH not in groups:
         return ()
     plans = [
         (candidate.layout, candidate.tuning.plan)
-        for candidate in fitted
+        for candidate in fitted_layouts
         if candidate.tuning is not None
     ]
     need, least = format_bytes(_STREAM_BYTES), f"{_MIN_GUEST_MIB} MiB"
@@ -101,11 +101,11 @@ def find_new_obstacles(document: bytes, name: str, plan: Plan, host: Host) -> tu
         return (f"the topology of {host.name}, not of {plan.host_name}, which the plan is for",)
     alone = remove_domain(host, name)
     against = _find_obstacles(document, name, plan, alone)
-    pinned = CpuSet.union(plan.vcpu_pins)
+    pinned_cpus = CpuSet.union(plan.vcpu_pins)
     for vm in alone.domains:
-        taken = pinned & CpuSet.union(pins for pins in vm.vcpu_pins if pins is not None)
-        if vm.has_claim and taken:
-            against.append(f"CPUs {taken}: expected no other VM's, found {vm.name} pinned to them")
+        cpus = pinned_cpus & CpuSet.union(pins for pins in vm.vcpu_pins if pins is not None)
+        if vm.has_claim and cpus:
+            against.append(f"CPUs {cpus}: expected no other VM's, found {vm.name} pinned to them")
     return tuple(against)
 
 

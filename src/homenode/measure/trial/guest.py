@@ -108,8 +108,8 @@ def wait_for_answer(
     Raises ToolError if the guest ends first, ToolTimeoutError with the last failure, HostKeyError
     at once if another machine answers, and InputError if no channel to it exists.
     """
-    started = time.monotonic()
-    deadline = started + timeout_s
+    start_s = time.monotonic()
+    deadline = start_s + timeout_s
     while True:
         try:
             return reach.machine(uuid)
@@ -122,7 +122,7 @@ def wait_for_answer(
             raise ToolError(
                 f"the guest ended before it answered: {failure.message}", hint=failure.hint
             )
-        on_wait(time.monotonic() - started, timeout_s)
+        on_wait(time.monotonic() - start_s, timeout_s)
         if time.monotonic() > deadline:
             raise ToolTimeoutError(
                 f"the guest did not answer within {timeout_s:g} s: {failure.message}",
@@ -177,8 +177,8 @@ def stop(
     except HostError:
         if virsh.find_domain(uuid).is_active:
             raise
-    denied = "" if reason is None else f", and {reason}"
-    return f"ended: it did not shut down within {timeout_s:g} s{denied}"
+    denial = "" if reason is None else f", and {reason}"
+    return f"ended: it did not shut down within {timeout_s:g} s{denial}"
 
 
 def retry_while_unavailable(

@@ -84,20 +84,20 @@ def preflight(virsh: Virsh, name: str, request: TrialRequest, host: Host, root: 
     domain = state.name if copy is None else copy.copy.name
     # The copy gets the resources that the VM keeps while it is shut off.
     alone = remove_domain(host, state.name)
-    fitted = fit(document, domain, request.placing, request.layouts, alone)
-    unchecked = [
+    fitted_layouts = fit(document, domain, request.placing, request.layouts, alone)
+    unchecked_layouts = [
         f"{candidate.layout}: {gap}"
-        for candidate in fitted
+        for candidate in fitted_layouts
         if candidate.tuning is not None
         and (gap := reject_new_errors(candidate.tuning.original, candidate.tuning.document))
         is not None
     ]
     no_way = _find_obstacle(original, state.name, request.reaching.transport)
     obstacles = [] if no_way is None else [no_way]
-    obstacles += find_short_memory(fitted, request.measuring.suite.groups)
+    obstacles += find_short_memory(fitted_layouts, request.measuring.suite.groups)
     obstacles += _find_missing(request, copy)
     if copy is None:
-        for candidate in fitted:
+        for candidate in fitted_layouts:
             if candidate.tuning is not None:
                 would = preview_definition(
                     virsh, state.uuid, candidate.tuning.document, original, root
@@ -118,7 +118,7 @@ def preflight(virsh: Virsh, name: str, request: TrialRequest, host: Host, root: 
         source_uuid=state.uuid,
         objective=request.objective,
     )
-    begun = TrialConfig(
+    config = TrialConfig(
         measuring=request.measuring,
         reaching=request.reaching,
         host_kind=host_kind(host),
@@ -130,12 +130,12 @@ def preflight(virsh: Virsh, name: str, request: TrialRequest, host: Host, root: 
     )
     return Preflight(
         head=head,
-        begun=begun,
+        begun=config,
         original=original,
-        fitted=fitted,
+        fitted=fitted_layouts,
         copy=copy,
         obstacles=tuple(dict.fromkeys(obstacles)),
-        unchecked=tuple(dict.fromkeys(unchecked)),
+        unchecked=tuple(dict.fromkeys(unchecked_layouts)),
     )
 
 
@@ -203,14 +203,14 @@ def _reject_running(state: DomainState) -> None:
 
 
 def _reject_unfinished(state: DomainState, root: Path) -> None:
-    unfinished: Sequence[StoredTrial] = [
+    unfinished_trials: Sequence[StoredTrial] = [
         trial
         for trial in list_trials(root)
         if trial.head is not None
         and state.uuid in list_names(trial.head)
         and (trial.state.to_undo or not trial.state.ended)
     ]
-    for trial in unfinished:
+    for trial in unfinished_trials:
         if trial.state.to_undo or trial.entries:
             raise UsageError(
                 f"{state.name}: trial {trial.directory.name} is unfinished",

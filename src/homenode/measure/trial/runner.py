@@ -115,8 +115,8 @@ class Trial(TrialSetup, frozen=True, kw_only=True):
 def schedule_steps(head: TrialHead, state: TrialState | None = None) -> tuple[ScheduledTask, ...]:
     """Return the schedule of a trial, with boots that were ordered after it began."""
     layouts = (*head.layouts, BARE) if head.bare else head.layouts
-    ordered = None if state is None else state.boots
-    return trial_schedule(layouts, ordered or head.boots, head.seed)
+    boot_order = None if state is None else state.boots
+    return trial_schedule(layouts, boot_order or head.boots, head.seed)
 
 
 def run_trial(trial: Trial, lock: int) -> None:
@@ -196,8 +196,8 @@ class _BootedVm:
         within_s = self._trial.within_s
         if within_s is None:
             return steps
-        begun = {step.round for step in steps if step.number in outcomes}
-        last = max(begun, default=0)
+        begun_rounds = {step.round for step in steps if step.number in outcomes}
+        last = max(begun_rounds, default=0)
         if all(step.number in outcomes for step in steps if step.round <= last):
             layouts = [step.variant for step in steps if step.round == last + 1]
             took_s = time.monotonic() - self._begun
@@ -217,14 +217,14 @@ class _BootedVm:
     def start(self, tasks: Sequence[TaskStatus]) -> None:
         step = self._order_next([self._steps[task.id] for task in tasks])
         assert step is not None, "something is left"
-        begun = time.monotonic()
+        start_s = time.monotonic()
         number, machine = self.alive or (step.number, None)
         self.alive = None
         if number != step.number:  # no time is left for its round
             _stop(self._trial, machine)
             machine = None
         self._boot_and_measure(step, machine)
-        self._pace.took(step.variant, time.monotonic() - begun)
+        self._pace.took(step.variant, time.monotonic() - start_s)
 
     def _order_next(self, steps: Sequence[ScheduledTask]) -> ScheduledTask | None:
         """Return the task to start: the boot whose guest is running, else the first."""
@@ -292,11 +292,11 @@ class _BootedVm:
         trial, domain = self._trial, self._trial.domain
         _reject_running_original(trial)
         note = trial.journal.changes.write
-        tuned = trial.layouts[step.variant]
+        copy = trial.layouts[step.variant]
         # The lock keeps other VMs from the layout's resources until the guest has started.
         with domain.host_locked() as host_lock:
             try:
-                LayoutStep(domain, tuned.document, lambda: _reject_taken(trial, tuned)).do(note)
+                LayoutStep(domain, copy.document, lambda: _reject_taken(trial, copy)).do(note)
             except (HostError, InputError) as error:
                 trial.journal.note(EntryKind.REJECTED, step.number, error.message_with_hint)
                 trial.notify(f"{_name(step)}: rejected: {error.message_with_hint}")
@@ -316,12 +316,12 @@ def _name(step: ScheduledTask) -> str:
     return f"boot {step.number + 1}: {step.variant}, round {step.round + 1}"
 
 
-def _reject_taken(trial: Trial, tuned: TunedCopy) -> None:
+def _reject_taken(trial: Trial, tuned_copy: TunedCopy) -> None:
     """Reject a layout whose resources another VM has taken. Raises InputError."""
     if trial.read_host is None:
         return
     host = remove_domain(trial.read_host(), trial.head.source)
-    against = find_new_obstacles(tuned.document, trial.head.domain, tuned.plan, host)
+    against = find_new_obstacles(tuned_copy.document, trial.head.domain, tuned_copy.plan, host)
     if against:
         raise InputError(
             f"the host no longer has the resources of the trial's plan: {'; '.join(against)}",
@@ -360,21 +360,21 @@ def _measure(
     count = len(outcome.run.samples)
     if not count:
         raise ToolError(f"no results: every test failed: {gaps}")
-    failed = tuple(
+    failures = tuple(
         f"{finding.subject}: {finding.observed}"
         for finding in outcome.findings
         if finding.id == TEST_FAILED
     )
-    if failed:
+    if failures:
         trial.journal.note(
             EntryKind.INCOMPLETE,
             step.number,
             gaps,
             run=options.name,
             samples=count,
-            findings=failed,
+            findings=failures,
         )
-        for line in failed:
+        for line in failures:
             trial.notify(f"{_name(step)}: not measured: {line}")
         return
     trial.journal.note(EntryKind.MEASURED, step.number, gaps, run=options.name, samples=count)
@@ -472,8 +472,8 @@ def outcome_code(state: TrialState) -> int:
 def find_topology_text(plan: Plan, document: bytes, guest: Host, host: Host) -> str:
     """Return the text of the file. document: the definition from libvirt, with every address.
     Raises InputError if a device's place in the guest cannot be determined."""
-    opened = open_domain(document, "the domain")
-    side = guest_side(build_vm(opened), make_pending(opened), plan=plan, guest=guest)
+    domain = open_domain(document, "the domain")
+    side = guest_side(build_vm(domain), make_pending(domain), plan=plan, guest=guest)
     gpus = guest.devices_of_kind(DeviceKind.GPU)
     flavour = NcclVariant.RCCL if any(gpu.vendor_id == AMD for gpu in gpus) else NcclVariant.NCCL
     return write_topology(assemble_topology(host, side, flavour, "the domain").topology)

@@ -114,24 +114,24 @@ def _column_unit(metric: Metric, series: Sequence[SeriesOf]) -> tuple[float, str
 def _format_result(
     series: Mapping[SeriesKey, Series], metric: Metric, unit: tuple[float, str], is_best: bool
 ) -> Cell:
-    shown = _choose_series(series, metric)
-    if shown is None:
+    shown_series = _choose_series(series, metric)
+    if shown_series is None:
         parts = _list_parts(series, metric)
         if not parts:
             return Cell(("",))
         low, high = min(part.value for part in parts), max(part.value for part in parts)
         return Cell((format_range(low / unit[0], high / unit[0]),), order=low)
-    text = format_short(shown.value / unit[0])
-    if shown.is_range:
-        text = format_range(shown.low / unit[0], shown.high / unit[0])
-    return Cell((text,), "best" if is_best else "", shown.value)
+    text = format_short(shown_series.value / unit[0])
+    if shown_series.is_range:
+        text = format_range(shown_series.low / unit[0], shown_series.high / unit[0])
+    return Cell((text,), "best" if is_best else "", shown_series.value)
 
 
 def _find_value(series: Mapping[SeriesKey, Series], metric: Metric) -> float | None:
-    shown = _choose_series(series, metric)
-    if shown is None:
+    shown_series = _choose_series(series, metric)
+    if shown_series is None:
         return max((part.value for part in _list_parts(series, metric)), default=None)
-    return shown.value
+    return shown_series.value
 
 
 def _choose_series(series: Mapping[SeriesKey, Series], metric: Metric) -> Series | None:
@@ -169,19 +169,19 @@ def _effect_cell(effects: Sequence[SwitchEffect]) -> Cell:
     with its machine, and the number of machines without results."""
     if not effects:
         return Cell((Span("not measured", "dim"),), "none")
-    decided = [effect for effect in effects if effect.outcome is not Outcome.CANNOT_TELL]
-    ratios = [effect.effect.ratio for effect in decided or effects]
+    decided_effects = [effect for effect in effects if effect.outcome is not Outcome.CANNOT_TELL]
+    ratios = [effect.effect.ratio for effect in decided_effects or effects]
     is_lower_better = effects[0].effect.lower_is_better
     change = range_text(min(ratios), max(ratios), lower_is_better=is_lower_better)
-    if not decided:
+    if not decided_effects:
         return Cell((Span(f"cannot tell ({change})", "tone neutral"),))
-    losses = [effect for effect in decided if effect.outcome is Outcome.WORSE]
-    gains = [effect for effect in decided if effect.outcome is Outcome.BETTER]
+    losses = [effect for effect in decided_effects if effect.outcome is Outcome.WORSE]
+    gains = [effect for effect in decided_effects if effect.outcome is Outcome.BETTER]
     tone = "mixed" if losses and gains else "worse" if losses else "better" if gains else "neutral"
     lines: list[Words] = [
         (
             Span(f"{_TONES.get(tone, '')}{change}", f"tone {tone}"),
-            Span(f" ({plural(len(decided), 'machine')})", "dim small"),
+            Span(f" ({plural(len(decided_effects), 'machine')})", "dim small"),
         )
     ]
     if losses:
@@ -190,7 +190,7 @@ def _effect_cell(effects: Sequence[SwitchEffect]) -> Cell:
         lines.append(Span(f"risk: {loss} on {worst.machine}", "risk small"))
     else:
         lines.append(Span("no risk shown", "dim small"))
-    if unclear := len(effects) - len(decided):
+    if unclear := len(effects) - len(decided_effects):
         lines.append(Span(f"{unclear} more cannot tell", "dim small"))
     return Cell(tuple(lines))
 
@@ -231,8 +231,8 @@ def build_across_pictures(machines: Sequence[ReportedMachine]) -> Iterator[Pictu
         if metric.id == _COLLECTIVE:
             groups.sort(key=lambda pair: len(_gpu_nodes(pair[0])) > 1)
             title += ": GPUs on one node, GPUs across nodes"
-        drawn = [BarGroup(_group_name(machine, metric), bars) for machine, bars in groups]
-        yield Picture(title, build_bar_chart(title, metric.unit, drawn), (note,))
+        bar_groups = [BarGroup(_group_name(machine, metric), bars) for machine, bars in groups]
+        yield Picture(title, build_bar_chart(title, metric.unit, bar_groups), (note,))
     for metric in map(METRICS.__getitem__, REFERENCE):
         picture = _draw_comparison(machines, metric)
         if picture is not None:
@@ -371,5 +371,5 @@ def _format_links(machine: ReportedMachine) -> str:
         f"Gen {_GENERATION.get(speed or 0.0, '?')} x{'?' if width is None else width}"
         for speed, width in sorted(speeds, key=str)
     ]
-    described = ", as described" if machine.host.assumed and names else ""
-    return ", ".join(names) + described
+    suffix = ", as described" if machine.host.assumed and names else ""
+    return ", ".join(names) + suffix

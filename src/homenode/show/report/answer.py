@@ -55,11 +55,11 @@ class AdviceLine(Struct, frozen=True, kw_only=True):
 def list_advice(machines: Sequence[ReportedMachine]) -> tuple[AdviceLine, ...]:
     """Return at most MAX_LINES answers, those supported by most machines first, then up to
     MAX_LINES machines under review. A single machine has a line for each objective."""
-    reviewed = [machine for machine in machines if format_review(machine.recommendations)]
+    reviewed_machines = [machine for machine in machines if format_review(machine.recommendations)]
     if len(machines) == 1:
         (machine,) = machines
         answers = machine.recommendations
-        is_sound = not reviewed or any(answer.choice for answer in answers)
+        is_sound = not reviewed_machines or any(answer.choice for answer in answers)
         return (
             tuple(_list_machine_advice(machine.name, answers))
             if is_sound
@@ -73,8 +73,8 @@ def list_advice(machines: Sequence[ReportedMachine]) -> tuple[AdviceLine, ...]:
             for line in _list_machine_advice(machine.name, better):
                 subject = f"{machine.name}, {line.subject}"
                 lines.append(structs.replace(line, subject=subject))
-    reviewed.sort(key=lambda machine: not any(a.findings for a in machine.recommendations))
-    return (*lines[:MAX_LINES], *map(_review_machine, reviewed[:MAX_LINES]))
+    reviewed_machines.sort(key=lambda machine: not any(a.findings for a in machine.recommendations))
+    return (*lines[:MAX_LINES], *map(_review_machine, reviewed_machines[:MAX_LINES]))
 
 
 def _review_machine(machine: ReportedMachine) -> AdviceLine:
@@ -89,14 +89,14 @@ def _join_advice(machines: Sequence[ReportedMachine]) -> list[AdviceLine]:
     """Return at most one line per objective: the switch with an effect on most machines, then the
     largest. If one machine alone decides an objective, that machine's answer."""
     effects = [effect for machine in machines for effect in machine.effects]
-    weighted: list[tuple[tuple[bool, int, float], AdviceLine]] = []
-    decided: set[frozenset[str]] = set()
+    weighted_lines: list[tuple[tuple[bool, int, float], AdviceLine]] = []
+    decided_labels: set[frozenset[str]] = set()
     for objective in Objective:
         metrics = frozenset(metric.id for metric in list_primaries(objective))
-        if metrics in decided:
+        if metrics in decided_labels:
             continue  # density is decided by throughput
-        decided.add(metrics)
-        ranked: list[tuple[tuple[bool, int, float], AdviceLine]] = []
+        decided_labels.add(metrics)
+        lines: list[tuple[tuple[bool, int, float], AdviceLine]] = []
         deciding = [
             (m.name, [a])
             for m in machines
@@ -106,20 +106,20 @@ def _join_advice(machines: Sequence[ReportedMachine]) -> list[AdviceLine]:
         for switch in StudySwitch:
             of_switch = [e for e in effects if e.switch is switch and e.effect.metric in metrics]
             if moved := [e for e in of_switch if e.outcome in (Outcome.BETTER, Outcome.WORSE)]:
-                ranked.append((_rank_effects(moved), _format_advice(objective, of_switch, moved)))
-        if not ranked:
+                lines.append((_rank_effects(moved), _format_advice(objective, of_switch, moved)))
+        if not lines:
             continue
-        weight, line = max(ranked, key=lambda one: one[0])
+        weight, line = max(lines, key=lambda one: one[0])
         if len(deciding) == 1 and (own := next(_list_machine_advice(*deciding[0]), None)):
             line = structs.replace(own, ground=f"{own.ground} on {deciding[0][0]}")
-        weighted.append((weight, line))
-    return [advice for _, advice in sorted(weighted, key=lambda one: one[0], reverse=True)]
+        weighted_lines.append((weight, line))
+    return [advice for _, advice in sorted(weighted_lines, key=lambda one: one[0], reverse=True)]
 
 
-def _rank_effects(moved: Sequence[SwitchEffect]) -> tuple[bool, int, float]:
-    one_way = len({effect.outcome for effect in moved}) == 1
-    furthest = max(abs(math.log(effect.effect.gain)) for effect in moved)
-    return one_way, len({effect.machine for effect in moved}), furthest
+def _rank_effects(moved_effects: Sequence[SwitchEffect]) -> tuple[bool, int, float]:
+    one_way = len({effect.outcome for effect in moved_effects}) == 1
+    furthest = max(abs(math.log(effect.effect.gain)) for effect in moved_effects)
+    return one_way, len({effect.machine for effect in moved_effects}), furthest
 
 
 def _format_advice(
@@ -144,8 +144,8 @@ def _format_advice(
     ratios = (order[0].effect.ratio, order[-1].effect.ratio)
     lower = order[0].effect.lower_is_better
     change = range_text(min(ratios), max(ratios), name, lower_is_better=lower)
-    measured, named = (len({effect.machine for effect in group}) for group in (all_effects, moved))
-    place = f"on {named} of {measured} machines" if measured > 1 else f"on {moved[0].machine}"
+    count, named = (len({effect.machine for effect in group}) for group in (all_effects, moved))
+    place = f"on {named} of {count} machines" if count > 1 else f"on {moved[0].machine}"
     if is_better:
         return AdviceLine(subject=objective, action=layout, ground=f"{change} {place}")
     ground = f"{layout} is {change} {place}"
@@ -159,15 +159,15 @@ def _format_change(effect: SwitchEffect, name: str) -> str:
 
 def _list_machine_advice(machine: str, answers: Sequence[Recommendation]) -> Iterator[AdviceLine]:
     """Yield a line for each objective that results decide; without results the rule's layout."""
-    decided = [answer for answer in answers if answer.choice is not None and answer.tells]
-    ruled = [answer for answer in answers if answer.layout is not None]
-    for answer in decided or ruled:
+    decided_answers = [answer for answer in answers if answer.choice is not None and answer.tells]
+    ruled_answers = [answer for answer in answers if answer.layout is not None]
+    for answer in decided_answers or ruled_answers:
         assert answer.level is not None
         ground = f"{format_effect(answer)} ({STRENGTHS[answer.level]})".lstrip()
         yield AdviceLine(
             subject=answer.objective,
-            action=format_layout_name(answer) if decided else answer.layout or "",
-            ground=ground if decided else "no result decides: the rule of auto",
+            action=format_layout_name(answer) if decided_answers else answer.layout or "",
+            ground=ground if decided_answers else "no result decides: the rule of auto",
             machine=machine,
         )
 
@@ -187,8 +187,8 @@ def answer_section(machines: Sequence[ReportedMachine], anchors: Sequence[str]) 
     groups = tuple(_group_metrics(machines, [line.subject for line in lines]))
     if groups:
         title = "What each layout changes"
-        compared = filter(None, (machine.comparison for machine in machines))
-        baselines = {comparison.baseline for comparison in compared} & PRESETS.keys()
+        comparisons = filter(None, (machine.comparison for machine in machines))
+        baselines = {comparison.baseline for comparison in comparisons} & PRESETS.keys()
         baseline = baselines.pop() if len(baselines) == 1 else "first"
         note = f"against the same machine's {baseline} layout"
         if has_lines(groups):
@@ -216,18 +216,18 @@ def answer_text(machines: Sequence[ReportedMachine]) -> Doc:
     ]
     widths = [max((len(line[column]) for line in lines), default=0) + 2 for column in (0, 1)]
     texts = (f"  {line[0]:<{widths[0]}}{line[1]:<{widths[1]}}{line[2]}" for line in lines)
-    shown = tuple(Text(text, hang=sum(widths) + 2) for text in texts)
-    return Doc("", shown or (Text(_NOTHING),))
+    shown_texts = tuple(Text(text, hang=sum(widths) + 2) for text in texts)
+    return Doc("", shown_texts or (Text(_NOTHING),))
 
 
 def format_counts(machines: Sequence[ReportedMachine]) -> str:
     """Summarise a report in a line: "9 machines; 2 answers, 1 machine to repair first"."""
     lines = list_advice(machines)
     answers = [machine.recommendations for machine in machines]
-    reviewed = [group for group in answers if format_review(group)]
-    blocked = sum(any(answer.is_blocked for answer in group) for group in reviewed)
+    reviewed_groups = [group for group in answers if format_review(group)]
+    blocked_count = sum(any(answer.is_blocked for answer in group) for group in reviewed_groups)
     parts = [plural(sum(not line.is_review for line in lines), "answer")]
-    counts = {"repair": blocked, "review": len(reviewed) - blocked}
+    counts = {"repair": blocked_count, "review": len(reviewed_groups) - blocked_count}
     parts += [f"{count} to {action} first" for action, count in counts.items() if count]
     return f"{format_machines(machines)}; {', '.join(parts)}"
 
@@ -239,8 +239,8 @@ def format_machines(machines: Sequence[ReportedMachine]) -> str:
 
 def _format_line(line: AdviceLine, link: str) -> Words:
     subject = line.subject if line.is_review else _format_title(line.subject)
-    unused = "; not used for other machines" if line.is_review else ""
-    ground = (Span(line.ground + unused, "dim small", link),) if line.ground else ()
+    suffix = "; not used for other machines" if line.is_review else ""
+    ground = (Span(line.ground + suffix, "dim small", link),) if line.ground else ()
     return (Span(f"{subject}: {line.action}. ", "bold"), *ground)
 
 
@@ -260,7 +260,7 @@ def _list_layouts(machines: Sequence[ReportedMachine]) -> tuple[str, ...]:
 
 
 def _group_metrics(
-    machines: Sequence[ReportedMachine], decided: Sequence[str]
+    machines: Sequence[ReportedMachine], decided_metrics: Sequence[str]
 ) -> Iterator[EffectGroup]:
     """Order metrics: those of decided objectives first, then those of most machines."""
     groups = {}
@@ -268,7 +268,7 @@ def _group_metrics(
         for metric in list_primaries(objective):
             rows = tuple(filter(None, (_build_row(machine, metric) for machine in machines)))
             if rows and metric.id not in groups:
-                place = objective not in decided, -len(rows)
+                place = objective not in decided_metrics, -len(rows)
                 groups[metric.id] = place, EffectGroup(metric.title, metric.better, rows)
     rows_left = MAX_ROWS
     for _, group in sorted(groups.values(), key=lambda item: item[0]):
@@ -390,8 +390,8 @@ def stop_of(machine: ReportedMachine) -> tuple[Words, ...]:
 def format_machine(machine: ReportedMachine) -> str:
     """Return the known facts of the machine in a line."""
     kinds = dict.fromkeys(run.head.host_kind for run in machine.runs if run.head.host_kind)
-    named = dict.fromkeys(name for run in machine.runs for name in run.head.hardware)
-    return "; ".join(kinds or named) or "the results do not name its processor and GPUs"
+    part_names = dict.fromkeys(name for run in machine.runs for name in run.head.hardware)
+    return "; ".join(kinds or part_names) or "the results do not name its processor and GPUs"
 
 
 def _has_enough_gpus(machine: ReportedMachine, answer: Recommendation) -> bool:

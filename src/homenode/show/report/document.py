@@ -87,8 +87,8 @@ MAX_CAVEATS = 12
 
 def build_report(
     machines: Sequence[ReportedMachine],
-    skipped: Sequence[Gap],
-    created: str,
+    gaps: Sequence[Gap],
+    creation_time: str,
     *,
     title: str | None = None,
     paper: bool = False,
@@ -96,7 +96,7 @@ def build_report(
 ) -> Doc:
     """Return the report on these machines: answers first, then each machine's details.
 
-    created: when and by what. skipped: directories that were omitted, with the reason. title:
+    creation_time: when and by what. gaps: directories that were omitted, with the reason. title:
     None = from the machines' names. paper: pictures have their own style sheets, and topologies are
     at the end. appendix: every result, caveat and remark of each machine; False: what a reader
     needs to judge the answer.
@@ -109,7 +109,7 @@ def build_report(
     sections = [answer_section(machines, anchors), by_machine]
     sections += [_build_evidence(machines), _build_caveats(machines)]
     if appendix:
-        sections.append(_build_data(machines, anchors, skipped, paper=paper))
+        sections.append(_build_data(machines, anchors, gaps, paper=paper))
         details: list[Part] = [
             _build_machine(machine, anchor, host, paper=paper)
             for (machine, anchor), host in zip(pairs, hosts, strict=True)
@@ -122,7 +122,7 @@ def build_report(
     return Doc(
         title or format_title(machines),
         tuple(section for section in sections if section.parts),
-        created,
+        creation_time,
         "Made by homenode; needs no network. Results as rows: homenode report --csv or --json"
         + ("." if appendix else "; all of each machine: --appendix."),
         next((host.hatches for host in hosts if host.hatches), ""),
@@ -172,7 +172,7 @@ def _build_caveats(machines: Sequence[ReportedMachine]) -> Section:
 def _build_data(
     machines: Sequence[ReportedMachine],
     anchors: Sequence[str],
-    skipped: Sequence[Gap],
+    gaps: Sequence[Gap],
     *,
     paper: bool,
 ) -> Section:
@@ -182,14 +182,14 @@ def _build_data(
     ]
     details = Span("Details of each machine", link="appendix")
     parts.append(Text((details, ": every result, picture and setting.")))
-    if skipped:
-        parts.append(Section("Skipped", (Items(tuple(map(str, skipped))),), "skipped"))
+    if gaps:
+        parts.append(Section("Skipped", (Items(tuple(map(str, gaps))),), "skipped"))
     return Section("Data", tuple(parts), "data", "Data")
 
 
 def _build_pictures(title: str, about: str, pictures: Iterator[Picture]) -> Iterator[Section]:
-    if shown := tuple(pictures):
-        yield Section(title, (Gallery(shown),), about=about)
+    if shown_pictures := tuple(pictures):
+        yield Section(title, (Gallery(shown_pictures),), about=about)
 
 
 def _build_machine(
@@ -237,8 +237,8 @@ def _machine_evidence(
     yield from _build_pictures("Effects", about, build_forest_pictures(machine))
     yield from _build_pictures("Results by layout", "", build_bar_pictures(machine))
     yield from _build_pictures("In detail", "", _list_details(machine))
-    drawn = {label: power_by_test(series) for label, _, series in machine.list_layouts()}
-    yield from build_power_table({label: watts for label, watts in drawn.items() if watts})
+    power_by_label = {label: power_by_test(series) for label, _, series in machine.list_layouts()}
+    yield from build_power_table({label: watts for label, watts in power_by_label.items() if watts})
     if texts := tuple(filter(None, map(file_text, file_effects(machine.chosen)))):
         yield Section("All-reduce with NCCL's topology file", (Items(texts),))
     if near_and_far:
@@ -310,7 +310,7 @@ def _caveat_item(caveat: Caveat) -> tuple[str | Span, ...]:
 
 def _build_tests(machines: Sequence[ReportedMachine]) -> Section:
     series = (by_key for machine in machines for by_key in machine.series.values())
-    measured = {key.metric for by_key in series for key in by_key}
+    measured_metrics = {key.metric for by_key in series for key in by_key}
     last = ("better", "when it rises", "when it falls", "matters from")
     rows = tuple(
         (
@@ -322,7 +322,7 @@ def _build_tests(machines: Sequence[ReportedMachine]) -> Section:
             f"{metric.matters * 100:g} %",
         )
         for metric in METRICS.values()
-        if metric.id in measured
+        if metric.id in measured_metrics
     )
     table = Table(
         heads=("metric", "measures", *last),
@@ -339,8 +339,8 @@ def _build_topologies(
     parts: list[Part] = []
     for machine, host in zip(machines, hosts, strict=True):
         for host_map in host.maps:
-            drawn = Gallery((Picture("", host_map.svg, look="map"),), "maps")
-            parts.append(Section(f"{machine.name}: {format_plain(host_map.title)}", (drawn,)))
+            gallery = Gallery((Picture("", host_map.svg, look="map"),), "maps")
+            parts.append(Section(f"{machine.name}: {format_plain(host_map.title)}", (gallery,)))
         parts += host.links
     evidence = Section("", tuple(parts), look="evidence")
     return Section("Topologies and links", (evidence,) if parts else (), "topologies")

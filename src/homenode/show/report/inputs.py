@@ -48,46 +48,46 @@ def gather(arguments: Sequence[str], hosts: Sequence[str | None]) -> ReportInput
     InputError if no run is left."""
     runs: list[Run] = []
     directories: list[str | None] = []
-    skipped: list[Gap] = []
+    gaps: list[Gap] = []
     foreign_paths: list[Path] = []
     loose: list[Path] = []
     for argument in arguments:
         argument_runs, argument_directories, reasons, foreign = _read_argument(argument)
         runs += argument_runs
         directories += argument_directories
-        skipped += reasons
+        gaps += reasons
         foreign_paths += foreign
         loose += _find_loose_files(argument, foreign)
     of_others, reasons = import_all(foreign_paths)
     of_others += import_all(loose)[0]
     runs += of_others
     directories += [None] * len(of_others)
-    skipped += reasons
+    gaps += reasons
     if not runs:
-        causes = "; ".join(map(str, skipped[:5]))
+        causes = "; ".join(map(str, gaps[:5]))
         message = f"{first_few(arguments, 3)}: no run in it ({causes})"
         raise InputError(message, hint="homenode bench, or homenode import LOGS")
     known_hosts = {host.fingerprint: host for host in map(load_host, hosts)}
     if len(hosts) == 1:
         known_hosts[UNNAMED] = next(iter(known_hosts.values()))
-    stored = _read_neighbours(runs, directories, known_hosts, skipped)
-    return ReportInputs(tuple(runs), tuple(stored), known_hosts, tuple(skipped), len(of_others))
+    stored_runs = _read_neighbours(runs, directories, known_hosts, gaps)
+    return ReportInputs(tuple(runs), tuple(stored_runs), known_hosts, tuple(gaps), len(of_others))
 
 
 def _read_argument(argument: str) -> tuple[list[Run], list[str | None], list[Gap], list[Path]]:
     """Return runs, their paths, omitted inputs, and possible files of other tools."""
     path = Path(argument)
     try:
-        loaded = load_runs(path)
+        runs = load_runs(path)
     except InputError as error:
         if path.is_file() and not holds_run(path) and path.name != FILE:
             return [], [], [], [path]
         return [], [], [Gap(argument, error.reason)], []
-    foreign_paths = [Path(path) for path in loaded.foreign]
-    if not loaded.runs and not any(gap.subject not in loaded.foreign for gap in loaded.skipped):
+    foreign_paths = [Path(path) for path in runs.foreign]
+    if not runs.runs and not any(gap.subject not in runs.foreign for gap in runs.skipped):
         foreign_paths = [path]  # includes files next to its directories
-    skipped = [gap for gap in loaded.skipped if gap.subject not in loaded.foreign]
-    return list(loaded.runs), list(loaded.directories), skipped, foreign_paths
+    gaps = [gap for gap in runs.skipped if gap.subject not in runs.foreign]
+    return list(runs.runs), list(runs.directories), gaps, foreign_paths
 
 
 def _find_loose_files(argument: str, paths: Sequence[Path]) -> list[Path]:
@@ -102,10 +102,10 @@ def _read_neighbours(
     runs: Sequence[Run],
     directories: Sequence[str | None],
     hosts: dict[str, Host],
-    skipped: list[Gap],
+    gaps: list[Gap],
 ) -> list[StoredRun]:
     """Return plans and captures, each once for all runs of a machine under one choice."""
-    seen: set[object] = set()
+    seen_keys: set[object] = set()
     guests: dict[object, int] = {}
     neighbours = []
     for run, directory in zip(runs, directories, strict=True):
@@ -118,27 +118,27 @@ def _read_neighbours(
         plan: Plan | None = None
         guest: Host | None = None
         plan_path, host_path = Path(directory) / PLAN, Path(directory) / HOST
-        if ("plan", choice) not in seen and plan_path.is_file():
-            seen.add(("plan", choice))
-            plan = _read(_plan, plan_path, skipped)
-        if ("host", choice) not in seen and host_path.is_file():
-            seen.add(("host", choice))
+        if ("plan", choice) not in seen_keys and plan_path.is_file():
+            seen_keys.add(("plan", choice))
+            plan = _read(_plan, plan_path, gaps)
+        if ("host", choice) not in seen_keys and host_path.is_file():
+            seen_keys.add(("host", choice))
             if head.vantage is not Vantage.GUEST and head.host not in hosts:
-                host = _read(_read_host, host_path, skipped)
+                host = _read(_read_host, host_path, gaps)
                 if host is not None:
                     hosts[host.fingerprint] = host
             elif head.vantage is Vantage.GUEST and guests.setdefault(machine, 0) < MAX_GUESTS:
                 guests[machine] += 1
-                guest = _read(_read_host, host_path, skipped)
+                guest = _read(_read_host, host_path, gaps)
         neighbours.append(StoredRun(plan, guest))
     return neighbours
 
 
-def _read(read: Callable[[Path], T], path: Path, skipped: list[Gap]) -> T | None:
+def _read(read: Callable[[Path], T], path: Path, gaps: list[Gap]) -> T | None:
     try:
         return read(path)
     except HomenodeError as error:
-        skipped.append(Gap(str(path), error.reason))
+        gaps.append(Gap(str(path), error.reason))
         return None
 
 

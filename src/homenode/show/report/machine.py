@@ -90,15 +90,15 @@ class ReportedMachine(Struct, frozen=True, kw_only=True):
 
 def build_machines(
     runs: Sequence[Run],
-    stored: Sequence[StoredRun],
+    stored_runs: Sequence[StoredRun],
     hosts: Mapping[str, Host],
 ) -> tuple[ReportedMachine, ...]:
-    """Return the machines of these runs, in input order. stored: next to each run, in the same
+    """Return the machines of these runs, in input order. stored_runs: next to each run, in the same
     order. hosts: topologies, by a host's fingerprint."""
-    neighbours = {id(run): neighbour for run, neighbour in zip(runs, stored, strict=True)}
+    neighbours = {id(run): neighbour for run, neighbour in zip(runs, stored_runs, strict=True)}
     groups = runs_by_machine(runs)
-    unnamed = [name for name, own_runs in groups.items() if not _list_hosts(own_runs)]
-    if len(unnamed) > 1:  # it is unknown which of them is the user's host
+    unnamed_groups = [name for name, own_runs in groups.items() if not _list_hosts(own_runs)]
+    if len(unnamed_groups) > 1:  # it is unknown which of them is the user's host
         hosts = {name: host for name, host in hosts.items() if name != UNNAMED}
     collects = gc.isenabled()
     # All objects made here live as long as the report: garbage collections over a million samples
@@ -122,11 +122,11 @@ def _build_machine(
 ) -> ReportedMachine:
     named_runs = _distinct_labels(runs)
     on_host = _bare_metal(named_runs)
-    measured = tuple(run for run in named_runs if on_host is None or run not in on_host.runs)
-    all_alternatives = group_runs(measured)
-    ordered = sorted(all_alternatives, key=_order)
-    chosen = tuple(choice for choice in ordered if not _is_unknown(choice))
-    of_any = (replace(choice, label=ANY_LAYOUT) for choice in ordered if _is_unknown(choice))
+    measured_runs = tuple(run for run in named_runs if on_host is None or run not in on_host.runs)
+    all_alternatives = group_runs(measured_runs)
+    alternatives = sorted(all_alternatives, key=_order)
+    chosen = tuple(choice for choice in alternatives if not _is_unknown(choice))
+    of_any = (replace(choice, label=ANY_LAYOUT) for choice in alternatives if _is_unknown(choice))
     others_of_machine = (*of_any, *(() if on_host is None else (on_host,)))
     host = _find_host(runs, hosts)
     # From the runs as stored: their names are not choices.
@@ -165,7 +165,7 @@ def _build_machine(
 def _recommend(
     name: str,
     runs: Sequence[Run],
-    prepared: Sequence[Alternative],
+    alternatives: Sequence[Alternative],
     host: Host | None,
 ) -> tuple[Recommendation, ...]:
     """Return the answers for a machine, known by its host or only by its runs."""
@@ -173,7 +173,7 @@ def _recommend(
         machine, runs = facts_of_host(host), assign_runs(runs, host)
     else:
         machine = facts_of_runs(runs[0].head.system, runs)
-    answers = decide_all(runs, replace(machine, name=name), prepared=prepared)
+    answers = decide_all(runs, replace(machine, name=name), alternatives=alternatives)
     has_nodes = machine.nodes is not None
     return tuple(answer for answer in answers if has_nodes or not rests_on_rule_alone(answer))
 
@@ -222,7 +222,7 @@ def _is_unknown(alternative: Alternative) -> bool:
 
 
 def _find_neighbours(
-    chosen: Iterable[Alternative],
+    alternatives: Iterable[Alternative],
     runs: Sequence[Run],
     named_runs: Sequence[Run],
     neighbours: Mapping[int, StoredRun],
@@ -231,10 +231,10 @@ def _find_neighbours(
     # Compared by head: if states are joined, an alternative has copies of its runs.
     of_run = {id(new.head): neighbours[id(old)] for old, new in zip(runs, named_runs, strict=True)}
     neighbours_of_layout = []
-    for alternative in chosen:
-        stored = [of_run[id(run.head)] for run in alternative.runs if id(run.head) in of_run]
-        plan = next((s.plan for s in stored if s.plan is not None), None)
-        guest = next((s.guest for s in stored if s.guest is not None), None)
+    for alternative in alternatives:
+        stored_runs = [of_run[id(run.head)] for run in alternative.runs if id(run.head) in of_run]
+        plan = next((s.plan for s in stored_runs if s.plan is not None), None)
+        guest = next((s.guest for s in stored_runs if s.guest is not None), None)
         neighbours_of_layout.append((alternative.label, StoredRun(plan, guest)))
     return neighbours_of_layout
 
@@ -298,8 +298,8 @@ def format_hosts(machine: ReportedMachine) -> Iterator[Text]:
     """Describe the source of a host's picture, and its assumptions."""
     if machine.host is not None:
         source = "as it is described" if machine.host.assumed else "from its capture"
-        assumed = "; ".join(machine.host.assumed)
-        assumption = f" Assumed: {assumed}." if assumed else ""
+        assumptions = "; ".join(machine.host.assumed)
+        assumption = f" Assumed: {assumptions}." if assumptions else ""
         yield Text(f"The host is drawn {source}.{assumption}", "dim small")
 
 

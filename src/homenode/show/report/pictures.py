@@ -149,10 +149,10 @@ def build_mean_pictures(machine: ReportedMachine) -> Iterator[Picture]:
         local, remote = means
         rows = tuple(tuple(local if c.node == node else remote for c in cards) for node in nodes)
         names = tuple(map(str, range(len(cards))))
-        drawn = Matrix("node", "GPU", tuple(map(str, nodes)), names, rows)
+        drawn_matrix = Matrix("node", "GPU", tuple(map(str, nodes)), names, rows)
         title = f"{metric.title}, node and GPU"
         note = f"{metric.better}; the source prints the two means, and no single cell"
-        yield Picture(title, heat_map(title, metric.unit, drawn), (note,))
+        yield Picture(title, heat_map(title, metric.unit, drawn_matrix), (note,))
 
 
 def build_locality_pictures(localities: Sequence[CopyLocality]) -> Iterator[Picture]:
@@ -243,7 +243,7 @@ def _heat_picture(label: str, matrix: ResultMatrix, ends: tuple[float, float]) -
     title = ", ".join(filter(None, parts))
     better = "" if metric is None else f"{metric.better}; "
     axes = f"{_name_axis(matrix, rows=True)} down, {_name_axis(matrix, rows=False)} across"
-    drawn = Matrix(
+    drawn_matrix = Matrix(
         _name_axis(matrix, rows=True),
         _name_axis(matrix, rows=False),
         _shorten_names(matrix.rows),
@@ -253,7 +253,7 @@ def _heat_picture(label: str, matrix: ResultMatrix, ends: tuple[float, float]) -
             for row in matrix.rows
         ),
     )
-    svg = heat_map(title, matrix.key.unit, drawn, ends)
+    svg = heat_map(title, matrix.key.unit, drawn_matrix, ends)
     return Picture(title, svg, (f"{better}{axes}",))
 
 

@@ -52,11 +52,11 @@ def format_csv(rows: Iterable[ReportRow]) -> str:
     return csv_text([[*COLUMNS], *([row[name] for name in COLUMNS] for row in rows)])
 
 
-def format_json(rows: Iterable[ReportRow], skipped: Sequence[Gap]) -> str:
+def format_json(rows: Iterable[ReportRow], gaps: Sequence[Gap]) -> str:
     """Return the rows as JSON, `homenode.rows/1`, with the omitted inputs."""
-    document = {"format": f"homenode.rows/{VERSION}", "skipped": skipped, "rows": list(rows)}
-    encoded = encode_json(msgspec.to_builtins(document))
-    return msgspec.json.format(encoded, indent=2).decode() + "\n"
+    document = {"format": f"homenode.rows/{VERSION}", "skipped": gaps, "rows": list(rows)}
+    json_text = encode_json(msgspec.to_builtins(document))
+    return msgspec.json.format(json_text, indent=2).decode() + "\n"
 
 
 def _build_row(
@@ -98,9 +98,9 @@ def _build_row(
 
 def _list_fields(key: SeriesId) -> dict[str, Any]:
     """Return the subject of the result; devices by their addresses."""
-    shared = {name: getattr(key, name) for name in SeriesId.__struct_fields__}
-    devices = {name: str(shared[name]) for name in ("device", "peer") if shared[name] is not None}
-    return shared | devices
+    fields = {name: getattr(key, name) for name in SeriesId.__struct_fields__}
+    devices = {name: str(fields[name]) for name in ("device", "peer") if fields[name] is not None}
+    return fields | devices
 
 
 def _effect_columns(effect: Effect | None) -> dict[str, Any]:

@@ -88,23 +88,23 @@ class GuestOutput:
         return self.read_output().decode("utf-8", "replace")
 
     def _reason_for_doubt(self) -> str | None:
-        opened = os.fstat(self._descriptor)
+        open_status = os.fstat(self._descriptor)
         try:
-            named = self.path.lstat()
+            path_status = self.path.lstat()
             directory = self.path.parent.lstat()
         except OSError as error:
             return f"{error.strerror}"
-        if stat.S_ISLNK(named.st_mode):
+        if stat.S_ISLNK(path_status.st_mode):
             return "a link in its place"
-        if (named.st_dev, named.st_ino) != (opened.st_dev, opened.st_ino):
+        if (path_status.st_dev, path_status.st_ino) != (open_status.st_dev, open_status.st_ino):
             return "another file in its place"
-        if opened.st_nlink != 1:
-            return f"{opened.st_nlink} names of it"
+        if open_status.st_nlink != 1:
+            return f"{open_status.st_nlink} names of it"
         # libvirt gives a file back to root that it has not known before.
-        if opened.st_uid not in (0, os.geteuid(), self._user):
-            return f"that it belongs to user {opened.st_uid}"
-        if opened.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
-            return f"that others may write it (mode {stat.S_IMODE(opened.st_mode):o})"
+        if open_status.st_uid not in (0, os.geteuid(), self._user):
+            return f"that it belongs to user {open_status.st_uid}"
+        if open_status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+            return f"that others may write it (mode {stat.S_IMODE(open_status.st_mode):o})"
         if directory.st_uid != os.geteuid() or directory.st_mode & (stat.S_IWGRP | stat.S_IRWXO):
             return f"its directory open to others (mode {stat.S_IMODE(directory.st_mode):o})"
         return None

@@ -366,7 +366,7 @@ def stand_in_of_command(
     controllers, devices = device_tree(options, source)
     sizes = [cell.memory_bytes for cell in facts.cells if cell.vcpus]
     ratio = memory_ratio(sizes or [facts.memory_bytes])
-    omitted = [f"mediated device {d.host}" for d in devices if isinstance(d.host, str)]
+    omissions = [f"mediated device {d.host}" for d in devices if isinstance(d.host, str)]
     endpoints = sorted(
         (device.address, device.host)
         for device in devices
@@ -395,9 +395,9 @@ def stand_in_of_command(
         if sizes and (cell.vcpus or cell.memory_bytes)
     )
     total = sum(c.memory_bytes for c in cells) or bare.scale(facts.memory_bytes)
-    booted = _boot_options(options, source, machine, bare, total, omitted)
+    boot_options = _boot_options(options, source, machine, bare, total, omissions)
     vm = replace(vm, memory_bytes=min(total, MAX_BYTES), cells=cells)
-    return replace(bare, vm=vm, left_out=tuple(dict.fromkeys(omitted))), booted
+    return replace(bare, vm=vm, left_out=tuple(dict.fromkeys(omissions))), boot_options
 
 
 def _boot_options(
@@ -417,8 +417,8 @@ def _boot_options(
             value = f"{total // MIB}M"
         elif option == "object" and first.startswith("memory-backend-"):
             size = bare.scale(parse_size(keys.get("size", ""), source)) // MIB
-            named = [("id", keys.get("id", "")), ("size", f"{size}M")]
-            value = join_option("memory-backend-ram", named)
+            properties = [("id", keys.get("id", "")), ("size", f"{size}M")]
+            value = join_option("memory-backend-ram", properties)
         elif option == "device" and first == "vfio-pci":
             place = [pair for pair in pairs if pair[0] in ("bus", "addr", "multifunction")]
             value = join_option("virtio-serial-pci", place)

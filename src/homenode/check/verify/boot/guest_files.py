@@ -102,8 +102,8 @@ def _read_busybox() -> bytes:
         program = _read_program(path)
         if program is not None:
             return program
-    fetched = _fetch("busybox", ("busybox-static",), "./*bin/busybox", "**/busybox")
-    program = None if fetched is None else _read_program(fetched)
+    busybox = _fetch("busybox", ("busybox-static",), "./*bin/busybox", "**/busybox")
+    program = None if busybox is None else _read_program(busybox)
     if program is None:
         raise HostError(
             "busybox (static): not installed, and apt-get cannot fetch it",
@@ -165,10 +165,10 @@ def _check_unchanged(path: Path) -> Path:
 def _list_dependencies(package: str) -> tuple[str, ...]:
     """Return the packages of kernels that a package without files of its own depends on."""
     try:
-        listed = run(("apt-cache", "depends", package), 60)
+        result = run(("apt-cache", "depends", package), 60)
     except ToolMissingError:
         return ()
-    words = (line.split() for line in listed.stdout.splitlines())
+    words = (line.split() for line in result.stdout.splitlines())
     return tuple(
         word[1]
         for word in words
@@ -194,11 +194,11 @@ def can_use_kvm(kernel: Path, initramfs: bytes) -> bool:
     note = cache_directory() / "kvm-probe"
     boot = (read_kernel_file(_BOOT_ID) or b"").decode().strip()
     try:
-        noted = read_start(note, _MAX_NOTE_BYTES).decode("utf-8", "replace").split()
+        note_words = read_start(note, _MAX_NOTE_BYTES).decode("utf-8", "replace").split()
     except OSError:
-        noted = []
-    if boot and noted[:1] == [boot] and len(noted) == 2:
-        return noted[1] == "works"
+        note_words = []
+    if boot and note_words[:1] == [boot] and len(note_words) == 2:
+        return note_words[1] == "works"
     works = _can_boot(kernel, initramfs)
     try:
         note.parent.mkdir(parents=True, exist_ok=True)

@@ -217,8 +217,8 @@ def check_kernel(log: str, bdf_of: dict[Bdf, str], source: str) -> Iterator[Find
         is_wrong = bool(_ALWAYS.search(text)) or level <= _WARNING
         if is_wrong and topic is not None and not _HARMLESS.search(text):
             other.setdefault(topic, []).append(text.strip())
-    passed = [name for name in unplaced if name in bdf_of.values()]
-    for name in passed or unplaced:  # a bridge has no space if the device below it has no BAR
+    passed_names = [name for name in unplaced if name in bdf_of.values()]
+    for name in passed_names or unplaced:  # a bridge has no space if the device below it has no BAR
         yield finding(
             "guest-bar-unplaced",
             f"device {name}",

@@ -79,10 +79,10 @@ def boot(
     definition. source: for findings. Raises ToolTimeoutError if it has not powered off in time."""
     deadline = time.monotonic() + limit_s
     try:
-        done = run(("virsh", "-q", "-c", uri, "create", "--validate", str(document)), limit_s)
-        if done.returncode:
+        result = run(("virsh", "-q", "-c", uri, "create", "--validate", str(document)), limit_s)
+        if result.returncode:
             message = " ".join(
-                line for line in done.list_messages() if "Failed to create domain" not in line
+                line for line in result.list_messages() if "Failed to create domain" not in line
             )
             return (refusal_finding("libvirt", message, source),)
         while _is_there(uri, name):
@@ -95,14 +95,14 @@ def boot(
             run(("virsh", "-q", "-c", uri, "destroy", name), _ASK_S)
 
 
-def daemon_trouble(refused: tuple[Finding, ...], uri: str) -> tuple[Finding, ...]:
+def daemon_trouble(refusals: tuple[Finding, ...], uri: str) -> tuple[Finding, ...]:
     """Return a finding that replaces an error unrelated to the definition; () if it is.
 
     libvirt names the part of a document that it rejects. With any other error it cannot start
     guests (no namespaces, no socket), or QEMU failed: then QEMU, run directly, fails too and prints
     more.
     """
-    message = next((finding.observed for finding in refused), None)
+    message = next((finding.observed for finding in refusals), None)
     if message is None or message.startswith(_ABOUT_THE_DOCUMENT):
         return ()
     return (could_not_start(message, uri),)

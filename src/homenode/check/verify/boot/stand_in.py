@@ -104,7 +104,7 @@ class AddressMap(Struct, frozen=True):
 
 def address_map(document: Document, guest: Vm, host: Host) -> AddressMap | None:
     """The address map of a guest's devices; None if none of them has a large BAR that is known."""
-    passed = [
+    devices = [
         device
         for hostdev in guest.hostdevs
         if (device := host.find_device(hostdev.bdf)) is not None
@@ -118,17 +118,17 @@ def address_map(document: Document, guest: Vm, host: Host) -> AddressMap | None:
             ),
             default=0,
         )
-        for device in passed
+        for device in devices
     }
     bars = {bdf: size for bdf, size in sizes.items() if size >= _MIN_BAR_BYTES}
     if not bars:
         return None
     memory = max(guest.memory_bytes + guest.memory_device_bytes, guest.max_memory_bytes or 0)
     hole, window = read_hole(document), read_window_mib(document)
-    space = max(prefetchable_window_bytes(passed), hole or 0, (window or 0) * MIB)
+    space = max(prefetchable_window_bytes(devices), hole or 0, (window or 0) * MIB)
     # The firmware puts the window at a multiple of its size.
-    needed = (-(-(memory + _LOW_BYTES) // space) + 1) * space
-    shift = max(0, (needed - 1).bit_length() - TCG_ADDRESS_BITS)
+    needed_bytes = (-(-(memory + _LOW_BYTES) // space) + 1) * space
+    shift = max(0, (needed_bytes - 1).bit_length() - TCG_ADDRESS_BITS)
     if shift:
         hole = hole or DEFAULT_WINDOW_BYTES
         window = window or DEFAULT_WINDOW_BYTES // MIB
@@ -304,13 +304,13 @@ def build_test_guest(
         uefi=wants_uefi and has_ovmf and direct,
         space=space,
     )
-    omitted = tuple(_list_omissions(document, facts, bare, host, has_ovmf))
+    omissions = tuple(_list_omissions(document, facts, bare, host, has_ovmf))
     is_split = direct and not kvm and facts.vcpus > MAX_TOGETHER and bool(controllers or devices)
-    omitted += (TWO_GUESTS_TEXT,) if is_split else ()
+    omissions += (TWO_GUESTS_TEXT,) if is_split else ()
     cells = tuple(map(bare.scaled_cell, facts.cells))
     total = sum(cell.memory_bytes for cell in cells) or bare.scale(facts.memory_bytes)
     vm = replace(bare.vm, memory_bytes=total, cells=cells)
-    return replace(bare, vm=vm, left_out=omitted, is_split=is_split)
+    return replace(bare, vm=vm, left_out=omissions, is_split=is_split)
 
 
 def memory_ratio(sizes: list[int]) -> tuple[int, int]:
@@ -418,8 +418,8 @@ def _build_tree(
                 at = GuestAddress(0, next_index, 0, 0)
                 next_index += 1
             endpoints[at] = hostdev.bdf
-    ordered = sorted(endpoints.items(), key=lambda item: item[0])
-    return _parents_first(controllers), tuple(ordered)
+    endpoint_items = sorted(endpoints.items(), key=lambda item: item[0])
+    return _parents_first(controllers), tuple(endpoint_items)
 
 
 def _find_free_slots(in_use: set[int]) -> Iterator[int]:

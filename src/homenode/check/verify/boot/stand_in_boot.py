@@ -129,9 +129,9 @@ def boot_stand_in(
     limit_s = options.timeout_s or _BASE_S + _PER_VCPU_S * stand_in.vm.vcpus
     findings: tuple[Finding, ...] = ()
     through = None if stand_in.needs_qemu else uri
-    started = time.monotonic()
+    start_s = time.monotonic()
     with boot_directory(uri) as directory, contextlib.ExitStack() as ends:
-        refused: tuple[Finding, ...] = ()
+        refusals: tuple[Finding, ...] = ()
         name = domain_name(directory)
         user = os.geteuid()
         if through is not None:
@@ -144,15 +144,15 @@ def boot_stand_in(
         guests = []
         for part_guest, part, source in _split_guest(stand_in, facts.source):
             part_directory = directory / part
-            laid = _lay_out(
+            boot_files = _lay_out(
                 part_directory, files.kernel, image, ovmf if part_guest.uefi else None, user
             )
             command = kernel_command(part_guest.vm.vcpus, kvm=kvm)
-            argv = (program, *stand_in_argv(part_guest, name, laid, command, kvm=kvm)[1:])
+            argv = (program, *stand_in_argv(part_guest, name, boot_files, command, kvm=kvm)[1:])
             guests.append(_open_guest(part_guest, source, part_directory, argv, user, ends))
         if through is not None:
             xml = directory / "domain.xml"
-            text = stand_in_xml(stand_in, name, laid, command, kvm=kvm)
+            text = stand_in_xml(stand_in, name, boot_files, command, kvm=kvm)
             create_file(xml, text.encode())
             # libvirt has no option for one thread for all vCPUs: with dozens of vCPUs on a busy
             # machine its guests sometimes do not boot, while QEMU directly takes seconds.
@@ -160,18 +160,18 @@ def boot_stand_in(
             excuse: tuple[Finding, ...] = ()
             try:
                 console = guests[0].console
-                refused = libvirt_boot.boot(through, xml, name, console, patience_s, facts.source)
-                excuse = libvirt_boot.daemon_trouble(refused, through)
+                refusals = libvirt_boot.boot(through, xml, name, console, patience_s, facts.source)
+                excuse = libvirt_boot.daemon_trouble(refusals, through)
             except ToolTimeoutError as error:
                 if kvm:
                     raise
                 excuse = (libvirt_boot.could_not_start(error.message, through),)
             if excuse:  # it is not about the definition; QEMU does
-                refused, through = (), None
+                refusals, through = (), None
                 findings += excuse
         if through is None:
-            refused = _run_qemu(guests, limit_s)
-        seen, log_findings = _read_all(guests, refused, facts.name, options.keep)
+            refusals = _run_qemu(guests, limit_s)
+        guest_host, log_findings = _read_all(guests, refusals, facts.name, options.keep)
     how = "QEMU without libvirt" if through is None else f"libvirt at {through}"
     how = f"{how}, {'KVM' if kvm else 'TCG'}, {files.kernel_name}"
     if len(guests) > 1:
@@ -181,7 +181,7 @@ def boot_stand_in(
             f"and firmware with {few}"
         )
     return BootOutcome(
-        stand_in, seen, how, time.monotonic() - started, (*findings, *refused, *log_findings)
+        stand_in, guest_host, how, time.monotonic() - start_s, (*findings, *refusals, *log_findings)
     )
 
 
@@ -203,17 +203,17 @@ def boot_command(words: Sequence[str], source: str, options: BootOptions) -> Boo
     machine = types[-1].partition(",")[0] if types else None
     stand_in, rendered = stand_in_of_command(words, source, _choose_machine(program, machine))
     limit_s = options.timeout_s or _BASE_S + _PER_VCPU_S * stand_in.vm.vcpus
-    started = time.monotonic()
+    start_s = time.monotonic()
     with boot_directory() as directory, contextlib.ExitStack() as ends:
         user = os.geteuid()
-        laid = _lay_out(directory, files.kernel, pack_initramfs(files.busybox), None, user)
+        boot_files = _lay_out(directory, files.kernel, pack_initramfs(files.busybox), None, user)
         command = kernel_command(stand_in.vm.vcpus, kvm=False)
-        argv = (program, *rendered, *boot_words(laid, command))
+        argv = (program, *rendered, *boot_words(boot_files, command))
         guest = _open_guest(stand_in, source, directory, argv, user, ends)
-        refused = _run_qemu([guest], limit_s)
-        seen, log_findings = _read_all([guest], refused, source, options.keep)
+        refusals = _run_qemu([guest], limit_s)
+        host, log_findings = _read_all([guest], refusals, source, options.keep)
     how = f"QEMU without libvirt, TCG, {files.kernel_name}"
-    return BootOutcome(stand_in, seen, how, time.monotonic() - started, (*refused, *log_findings))
+    return BootOutcome(stand_in, host, how, time.monotonic() - start_s, (*refusals, *log_findings))
 
 
 class _Guest(Struct, frozen=True):
@@ -296,8 +296,8 @@ def _lay_out(
 def _choose_machine(program: str, machine: str | None) -> str:
     """Return the definition's machine type if this QEMU has it, else the newest of its kind."""
     kind = "q35" if machine is not None and "q35" in machine else "pc"
-    listed = run((program, "-machine", "help"), 60).stdout.splitlines()
-    machines = {line.split()[0] for line in listed[1:] if line.split()}
+    lines = run((program, "-machine", "help"), 60).stdout.splitlines()
+    machines = {line.split()[0] for line in lines[1:] if line.split()}
     return machine if machine in machines and machine is not None else kind
 
 
@@ -328,15 +328,15 @@ def _run_qemu(guests: Sequence[_Guest], limit_s: float) -> tuple[Finding, ...]:
                 )
             for guest, pending in zip(guests, runs, strict=True):
                 try:
-                    done = pending.result()
+                    result = pending.result()
                 except ToolTimeoutError:
                     late.append(guest)
                     continue
-                if done.returncode and not has_booted(guest.console.decode_output()):
-                    lines = done.stderr.splitlines()
+                if result.returncode and not has_booted(guest.console.decode_output()):
+                    lines = result.stderr.splitlines()
                     message = next((line for line in lines if "warning:" not in line), "")
                     findings.append(
-                        refusal_finding("QEMU", message or done.failure() or "", guest.source)
+                        refusal_finding("QEMU", message or result.failure() or "", guest.source)
                     )
         finally:
             stop.set()
@@ -353,12 +353,12 @@ def _run_qemu(guests: Sequence[_Guest], limit_s: float) -> tuple[Finding, ...]:
 
 
 def _read_all(
-    guests: Sequence[_Guest], refused: Sequence[Finding], name: str, keep: Path | None
+    guests: Sequence[_Guest], refusals: Sequence[Finding], name: str, keep: Path | None
 ) -> tuple[Host | None, tuple[Finding, ...]]:
     """Return the guests' reports as one: PCI functions of the last guest, everything else of the
     first. None if one of them did not come up."""
     try:
-        if refused:
+        if refusals:
             return None, ()
         read: list[tuple[Host | None, tuple[Finding, ...]]] = []
         partly: list[HostError] = []
@@ -371,12 +371,12 @@ def _read_all(
         if keep is not None:
             _copy_files(guests, keep)
     log_findings = tuple(finding for _, findings in read for finding in findings)
-    seen = [host for host, _ in read if host is not None]
-    if partly and len(seen) == len(read):  # else another guest crashed, which is the answer
+    hosts = [host for host, _ in read if host is not None]
+    if partly and len(hosts) == len(read):  # else another guest crashed, which is the answer
         raise partly[0]
-    if len(seen) < len(guests):
+    if len(hosts) < len(guests):
         return None, log_findings
-    first, last = seen[0], seen[-1]
+    first, last = hosts[0], hosts[-1]
     nodes = [[node.index for node in part.nodes] for part in (first, last)]
     if nodes[0] != nodes[1]:
         raise HostError(
@@ -393,10 +393,10 @@ def _read_all(
 def _report(guest: _Guest) -> str | None:
     """The complete report, else None. Raises HostError if another user than QEMU's wrote it."""
     # OVMF clears the screen of every serial port first.
-    packed = guest.report.read_output()
+    archive = guest.report.read_output()
     unpacker = zlib.decompressobj(wbits=31)
     try:
-        text = unpacker.decompress(packed[max(0, packed.find(_GZIP)) :], _MAX_REPORT)
+        text = unpacker.decompress(archive[max(0, archive.find(_GZIP)) :], _MAX_REPORT)
     except zlib.error:
         return None
     return text.decode("utf-8", "replace") if unpacker.eof else None

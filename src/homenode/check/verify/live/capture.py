@@ -69,7 +69,7 @@ class _Task(Struct, frozen=True):
 
 
 def capture_running_vm(
-    uuid: str, expected: Vm, files: "ProcFiles | None" = None, *, watched_s: float = 0.5
+    uuid: str, expected_vm: Vm, files: "ProcFiles | None" = None, *, watched_s: float = 0.5
 ) -> RunningVm:
     """Return the VM whose QEMU runs with that UUID. watched_s: time for watching other processes on
     its expected CPUs. files: None = this machine's.
@@ -82,7 +82,7 @@ def capture_running_vm(
     host = proc.places
     objects = parse_backends(argv)
     status = proc.read(f"/proc/{process}/status") or ""
-    devices = tuple(hostdev.bdf for hostdev in expected.hostdevs)
+    devices = tuple(hostdev.bdf for hostdev in expected_vm.hostdevs)
     nodes = ((bdf, proc.read(f"/sys/bus/pci/devices/{bdf}/numa_node")) for bdf in devices)
     return RunningVm(
         name=domain_name(argv) or uuid,
@@ -90,7 +90,7 @@ def capture_running_vm(
         process=process,
         threads=tuple(_list_threads(proc, process)),
         backends=objects,
-        areas=_read_areas(proc, process, objects, expected, gaps),
+        areas=_read_areas(proc, process, objects, expected_vm, gaps),
         swapped_bytes=_parse_bytes(status, "VmSwap"),
         default_huge_bytes=_parse_bytes(proc.read("/proc/meminfo") or "", "Hugepagesize"),
         interrupts=tuple(_list_interrupts(proc, devices, gaps)),
@@ -99,7 +99,7 @@ def capture_running_vm(
             for bdf, text in nodes
             if text is not None and (node := whole_number(text.strip())) is not None
         ),
-        neighbours=_find_neighbours(proc, process, expected.pinned_pus, watched_s),
+        neighbours=_find_neighbours(proc, process, expected_vm.pinned_pus, watched_s),
         watched_s=watched_s,
         host=host,
         gaps=tuple(gaps),
@@ -190,14 +190,14 @@ def _list_threads(proc: ProcFiles, process: int) -> Iterator[VmThread]:
 
 def _read_thread(proc: ProcFiles, process: int, task: int, *, with_cgroup: bool) -> VmThread | None:
     directory = f"/proc/{process}/task/{task}"
-    listed = status_field(proc.read(f"{directory}/status") or "", "Cpus_allowed_list")
-    if listed is None:
+    cpu_list = status_field(proc.read(f"{directory}/status") or "", "Cpus_allowed_list")
+    if cpu_list is None:
         return None
-    allowed = CpuSet.parse(listed, f"{directory}/status")
+    allowed_cpus = CpuSet.parse(cpu_list, f"{directory}/status")
     name = (proc.read(f"{directory}/comm") or "").rstrip("\n")
     cgroup = proc.read(f"{directory}/cgroup") if with_cgroup else None
     kind, number = thread_kind(name, cgroup or "")
-    return VmThread(task, name, kind, number, allowed)
+    return VmThread(task, name, kind, number, allowed_cpus)
 
 
 def _list_limits(proc: ProcFiles, process: int) -> Iterator[ThreadLimit]:
@@ -264,7 +264,7 @@ def _read_areas(
     proc: ProcFiles,
     process: int,
     objects: tuple[BackendObject, ...],
-    expected: Vm,
+    expected_vm: Vm,
     gaps: list[Gap],
 ) -> tuple[RamArea, ...]:
     maps = proc.read(f"/proc/{process}/maps")
@@ -274,7 +274,7 @@ def _read_areas(
         return ()
     sizes = {backend.size_bytes for backend in objects}
     # A QEMU whose command line names no backends.
-    sizes = sizes or {piece.memory_bytes for piece in expected.memory_pieces.values()}
+    sizes = sizes or {piece.memory_bytes for piece in expected_vm.memory_pieces.values()}
     policies = {policy.start: policy for policy in parse_numa_maps(numa_maps)}
     areas = []
     for area in parse_maps(maps):
@@ -300,23 +300,23 @@ def _parse_bytes(text: str, label: str) -> int | None:
 def _list_interrupts(
     proc: ProcFiles, devices: tuple[Bdf, ...], gaps: list[Gap]
 ) -> Iterator[DeviceInterrupt]:
-    listed = proc.read("/proc/interrupts")
-    if devices and listed is None:
+    table = proc.read("/proc/interrupts")
+    if devices and table is None:
         gaps.append(Gap("interrupts", "/proc/interrupts: not there"))
     unread: dict[Bdf, int] = {}
-    for bdf, irq, name in parse_vfio_interrupts(listed or ""):
+    for bdf, irq, name in parse_vfio_interrupts(table or ""):
         if bdf in devices:
             lists = [
                 proc.read(f"/proc/irq/{irq}/{file}")
                 for file in ("smp_affinity_list", "effective_affinity_list")
             ]
-            allowed, effective = (
+            allowed_cpus, effective = (
                 CpuSet.parse(text, f"/proc/irq/{irq}") if text and text.strip() else None
                 for text in lists
             )
-            if allowed is None and effective is None:
+            if allowed_cpus is None and effective is None:
                 unread.setdefault(bdf, irq)
-            yield DeviceInterrupt(bdf, irq, name, allowed, effective)
+            yield DeviceInterrupt(bdf, irq, name, allowed_cpus, effective)
     for bdf, irq in unread.items():
         gaps.append(
             Gap(f"interrupts of {bdf}", f"/proc/irq/{irq}/smp_affinity_list cannot be read")
@@ -352,17 +352,17 @@ def _find_neighbours(
     before = [task for task in tasks if not task.thread.allowed.isdisjoint(cores)]
     time.sleep(watched_s)
     ticks_per_s = os.sysconf("SC_CLK_TCK")
-    grouped: dict[tuple[int, bool, CpuSet], list[tuple[_Task, float]]] = {}
+    tasks_of: dict[tuple[int, bool, CpuSet], list[tuple[_Task, float]]] = {}
     for task in before:
-        allowed = task.thread.allowed
+        allowed_cpus = task.thread.allowed
         now = _read_times(proc.text_now, task.process, task.thread.id) if watched_s else None
-        spent = 0 if now is None or now.pu not in pus else now.ticks - task.times.ticks
-        busy_ratio = spent / ticks_per_s / watched_s if watched_s else 0.0
-        if task.is_vcpu or allowed <= cores or busy_ratio > 0:
+        ticks = 0 if now is None or now.pu not in pus else now.ticks - task.times.ticks
+        busy_ratio = ticks / ticks_per_s / watched_s if watched_s else 0.0
+        if task.is_vcpu or allowed_cpus <= cores or busy_ratio > 0:
             # vCPUs of one VM are given together, unless some are pinned and some are not.
-            pinned_vcpu = task.is_vcpu and not host.online <= allowed
-            key = (task.process, task.is_vcpu, CpuSet() if pinned_vcpu else allowed)
-            grouped.setdefault(key, []).append((task, busy_ratio))
+            pinned_vcpu = task.is_vcpu and not host.online <= allowed_cpus
+            key = (task.process, task.is_vcpu, CpuSet() if pinned_vcpu else allowed_cpus)
+            tasks_of.setdefault(key, []).append((task, busy_ratio))
     return tuple(
         Neighbour(
             process=process,
@@ -376,7 +376,7 @@ def _find_neighbours(
             floats=host.online <= members[0][0].thread.allowed,
             busy_ratio=round(sum(busy for _, busy in members), 3),
         )
-        for (process, is_vcpu, _), members in sorted(grouped.items(), key=lambda item: item[0][:2])
+        for (process, is_vcpu, _), members in sorted(tasks_of.items(), key=lambda item: item[0][:2])
     )
 
 
@@ -405,8 +405,8 @@ def verify_running_domain(name: str, connect: str, plan: Plan | None = None) -> 
     Raises UsageError for a domain that does not run, a plan for another domain, or a daemon on
     another machine; HostError and InputError as Virsh does.
     """
-    expected, running = observe_running_domain(name, connect, plan)
-    live = verify_live(expected, running)
+    expected_vm, running = observe_running_domain(name, connect, plan)
+    live = verify_live(expected_vm, running)
     document = open_domain(
         Virsh(connect).live_definition(running.uuid), f"the definition of {name}"
     )
@@ -438,5 +438,5 @@ def observe_running_domain(
     running = build_vm(
         open_domain(virsh.live_definition(state.uuid), f"the definition of {state.name}")
     )
-    expected = running if plan is None else vm_as_it_runs(plan, running)
-    return expected, capture_running_vm(state.uuid, expected)
+    expected_vm = running if plan is None else vm_as_it_runs(plan, running)
+    return expected_vm, capture_running_vm(state.uuid, expected_vm)

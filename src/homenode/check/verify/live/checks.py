@@ -44,10 +44,10 @@ def _read_vcpus(vm: Vm) -> FactValues:
     return {f"vCPU {n}": pin and _Threads((pin,)) for n, pin in pins}
 
 
-def _describe_threads(home: _Threads, seen: _Threads | None) -> tuple[str, str, str]:
-    if seen is None:
+def _describe_threads(home: _Threads, seen_threads: _Threads | None) -> tuple[str, str, str]:
+    if seen_threads is None:
         return "", f"a thread on {format_cpus(home.pus[0])}", "no such thread"
-    strays = seen.find_strays(home)
+    strays = seen_threads.find_strays(home)
     return "", format_cpus(home.pus[0]), format_cpus(strays) if strays else "none"
 
 
@@ -55,20 +55,20 @@ def _make_piece_values(get: Callable[[Piece], Any]) -> Callable[[Vm], FactValues
     return lambda vm: {subject: get(piece) for subject, piece in vm.memory_pieces.items()}
 
 
-def _is_home(planned: Piece, seen: Piece) -> bool:
-    pages = seen.bytes_by_node or ()
-    return bool(pages) and all(node in planned.nodes for node, _ in pages)
+def _is_home(planned_piece: Piece, seen_piece: Piece) -> bool:
+    pages = seen_piece.bytes_by_node or ()
+    return bool(pages) and all(node in planned_piece.nodes for node, _ in pages)
 
 
-def _describe_pages(planned: Piece, seen: Piece | None) -> tuple[str, str, str]:
-    node = f"node {planned.nodes}"
-    if seen is None or seen.bytes_by_node is None:
-        expected = f"a mapping of {format_bytes(planned.memory_bytes)} on {node}"
+def _describe_pages(planned_piece: Piece, seen_piece: Piece | None) -> tuple[str, str, str]:
+    node = f"node {planned_piece.nodes}"
+    if seen_piece is None or seen_piece.bytes_by_node is None:
+        expected = f"a mapping of {format_bytes(planned_piece.memory_bytes)} on {node}"
         return "", expected, "no mapping of that size"
-    if not seen.bytes_by_node:
-        bound = f"bound to node {seen.nodes or 'any'}, and not used yet"
+    if not seen_piece.bytes_by_node:
+        bound = f"bound to node {seen_piece.nodes or 'any'}, and not used yet"
         return "", f"pages on {node}", bound
-    return "", f"every page on {node}", _format_pages(seen.bytes_by_node)
+    return "", f"every page on {node}", _format_pages(seen_piece.bytes_by_node)
 
 
 _VCPUS = VmFact(
@@ -129,12 +129,12 @@ _OF_MEMORY = {"live-binding": "cmdline", "live-memory": "numa_maps", "live-page-
 """Facts of memory, and the file of the process that shows them."""
 
 
-def check_placement(expected: Vm, vm: RunningVm) -> Iterator[Finding]:
+def check_placement(expected_vm: Vm, vm: RunningVm) -> Iterator[Finding]:
     """Find threads and memory that are not on their planned CPUs and nodes."""
-    lost = set() if vm.areas else set(_OF_MEMORY)
+    facts = set() if vm.areas else set(_OF_MEMORY)
     is_single = any(thread.kind is ThreadKind.ALL_VCPUS for thread in vm.threads)
-    if expected.is_pinned and (is_single or not vm.list_threads(ThreadKind.VCPU)):
-        lost.add("live-vcpu")
+    if expected_vm.is_pinned and (is_single or not vm.list_threads(ThreadKind.VCPU)):
+        facts.add("live-vcpu")
         reason = (
             "no thread is named CPU N/KVM (debug-threads=off?) and no cgroup distinguishes them"
         )
@@ -146,10 +146,10 @@ def check_placement(expected: Vm, vm: RunningVm) -> Iterator[Finding]:
             fix=None if is_single else UNSET,
             source=f"/proc/{vm.process}/task",
         )
-    shown = _vm_shown(expected, vm)
-    for difference in diff(_build_visible_vm(expected, shown, vm), shown, lost, _LIVE_FACTS):
+    shown = _vm_shown(expected_vm, vm)
+    for difference in diff(_build_visible_vm(expected_vm, shown, vm), shown, facts, _LIVE_FACTS):
         file = _OF_MEMORY.get(difference.fact.id)
-        source = expected.source if file is None else f"/proc/{vm.process}/{file}"
+        source = expected_vm.source if file is None else f"/proc/{vm.process}/{file}"
         name, details = _choose_finding(difference, vm)
         yield finding(
             name, difference.subject, difference.expected, difference.observed, source, **details
@@ -158,15 +158,15 @@ def check_placement(expected: Vm, vm: RunningVm) -> Iterator[Finding]:
 
 def _choose_finding(difference: VmComparison, vm: RunningVm) -> tuple[str, dict[str, Any]]:
     """Return the id of a difference's finding, and the arguments of its case."""
-    name, home, seen = difference.fact.id, difference.planned_value, difference.found_value
+    name, home, value = difference.fact.id, difference.planned_value, difference.found_value
     if isinstance(home, _Threads):
-        if seen is None:
+        if value is None:
             return f"{name}-missing", {}
-        counts = {"count": plural(len(CpuSet.union(seen.pus)), "CPU"), "planned": len(home.pus[0])}
+        counts = {"count": plural(len(CpuSet.union(value.pus)), "CPU"), "planned": len(home.pus[0])}
         return name, {"values": {"name": vm.name, **counts}}
     if name != "live-memory":
         return name, {}
-    pages = None if seen is None else seen.bytes_by_node
+    pages = None if value is None else value.bytes_by_node
     if not pages:
         return "live-memory-unknown" if pages is None else "live-memory-untouched", {}
     away = sum(size for node, size in pages if node not in home.nodes)
@@ -175,18 +175,18 @@ def _choose_finding(difference: VmComparison, vm: RunningVm) -> tuple[str, dict[
     return name, {"values": {"share": share}, "severity": Severity.WARNING if is_lax else None}
 
 
-def _build_visible_vm(expected: Vm, shown: Vm, vm: RunningVm) -> Vm:
+def _build_visible_vm(expected_vm: Vm, shown_vm: Vm, vm: RunningVm) -> Vm:
     """Return the VM as a process can show it: no offline vCPU, the emulator's threads."""
-    apart, off = expected.emulator_pus, expected.offline_vcpus
-    absent = off - CpuSet(n for n, pin in enumerate(shown.vcpu_pins) if pin is not None)
-    pins = enumerate(expected.vcpu_pins)
-    names = () if apart is None else [name for name, _ in shown.emulator_threads]
+    apart, off = expected_vm.emulator_pus, expected_vm.offline_vcpus
+    absent = off - CpuSet(n for n, pin in enumerate(shown_vm.vcpu_pins) if pin is not None)
+    pins = enumerate(expected_vm.vcpu_pins)
+    names = () if apart is None else [name for name, _ in shown_vm.emulator_threads]
     return replace(
         _replace_pieces(
-            expected,
+            expected_vm,
             {
                 subject: {"page_bytes": vm.default_huge_bytes}
-                for subject, piece in expected.memory_pieces.items()
+                for subject, piece in expected_vm.memory_pieces.items()
                 if piece.page_bytes == 0
             },
         ),
@@ -196,10 +196,10 @@ def _build_visible_vm(expected: Vm, shown: Vm, vm: RunningVm) -> Vm:
     )
 
 
-def _replace_pieces(vm: Vm, changed: Mapping[str, Mapping[str, Any]]) -> Vm:
+def _replace_pieces(vm: Vm, changes: Mapping[str, Mapping[str, Any]]) -> Vm:
     """Return the VM with replaced pieces of its memory, by their subjects."""
     pieces = {
-        subject: replace(piece, **changed.get(subject, {}))
+        subject: replace(piece, **changes.get(subject, {}))
         for subject, piece in vm.memory_pieces.items()
     }
     return replace(
@@ -218,9 +218,9 @@ _YIELDING = {3: "SCHED_BATCH", 5: "SCHED_IDLE"}
 """Policies that let other programs go first. Source: include/uapi/linux/sched.h."""
 
 
-def check_limits(expected: Vm, vm: RunningVm) -> Iterator[Finding]:
+def check_limits(expected_vm: Vm, vm: RunningVm) -> Iterator[Finding]:
     """Find threads that a quota or a yielding scheduler keeps from the time of their CPUs."""
-    seen: set[str] = set()
+    seen_names: set[str] = set()
     for limit in vm.limits:
         word = _WORDS.get(limit.kind, "vCPU")
         subject = f"{word} {limit.number}" if limit.number is not None else word
@@ -232,13 +232,13 @@ def check_limits(expected: Vm, vm: RunningVm) -> Iterator[Finding]:
             yield finding("live-scheduler", subject, fair, policy, vm.name)
         for directory, share in limit.quotas:
             is_thread = directory.rpartition("/")[2].startswith(("vcpu", "iothread", "emulator"))
-            if directory in seen or share >= (1 if is_thread else expected.vcpus):
+            if directory in seen_names or share >= (1 if is_thread else expected_vm.vcpus):
                 continue
-            seen.add(directory)
+            seen_names.add(directory)
             yield finding(
                 "live-quota",
                 subject if is_thread else vm.name,
-                expected=f"no limit below {plural(1 if is_thread else expected.vcpus, 'CPU')}",
+                expected=f"no limit below {plural(1 if is_thread else expected_vm.vcpus, 'CPU')}",
                 observed=f"{share:.0%} of a CPU, by cgroup {directory}",
                 source=vm.name,
             )
@@ -254,9 +254,9 @@ _USUAL = {
 """The kernel's defaults of a cgroup's weights. Source: Documentation/admin-guide of Linux."""
 
 
-def check_groups(expected: Vm, vm: RunningVm) -> Iterator[Finding]:
+def check_groups(expected_vm: Vm, vm: RunningVm) -> Iterator[Finding]:
     """Find limits of the VM's cgroups on memory and I/O, and shares below the usual ones."""
-    memory = sum(piece.memory_bytes for piece in expected.memory_pieces.values())
+    memory = sum(piece.memory_bytes for piece in expected_vm.memory_pieces.values())
     for limit in vm.group_limits:
         text, by = limit.text.replace("\n", "; "), f"{limit.file} of cgroup {limit.directory}"
         value = text.split()[-1]
@@ -293,14 +293,14 @@ def _check_swap(vm: RunningVm) -> Iterator[Finding]:
         )
 
 
-def check_interrupts(expected: Vm, vm: RunningVm) -> Iterator[Finding]:
+def check_interrupts(expected_vm: Vm, vm: RunningVm) -> Iterator[Finding]:
     """Find devices whose interrupts other nodes serve: one finding for each device."""
     node_of = dict(vm.node_of_device) | {
         hostdev.bdf: NodeIndex(hostdev.host_node)
-        for hostdev in expected.hostdevs
+        for hostdev in expected_vm.hostdevs
         if hostdev.host_node is not None
     }
-    for bdf in sorted({hostdev.bdf for hostdev in expected.hostdevs}):
+    for bdf in sorted({hostdev.bdf for hostdev in expected_vm.hostdevs}):
         node = node_of.get(bdf)
         if node is None:
             continue
@@ -315,23 +315,23 @@ def check_interrupts(expected: Vm, vm: RunningVm) -> Iterator[Finding]:
         ]
         if not far:
             continue
-        served = CpuSet.union(i.effective or i.allowed for i in far)
+        served_cpus = CpuSet.union(i.effective or i.allowed for i in far)
         yield finding(
             "live-interrupts",
             f"interrupts of {bdf}",
             expected=f"served on node {node} ({format_cpus(near_pus)})",
             observed=f"{len(far)} of {sum(i.device == bdf for i in vm.interrupts)} served by "
-            f"{format_cpus(served)}",
+            f"{format_cpus(served_cpus)}",
             values={"pus": near_pus, "irq": far[0].irq},
             source="/proc/interrupts",
         )
 
 
-def check_neighbours(expected: Vm, vm: RunningVm) -> Iterator[Finding]:
+def check_neighbours(expected_vm: Vm, vm: RunningVm) -> Iterator[Finding]:
     """Find other VMs and processes on the cores of the VM's vCPUs. On most hosts every process may
     run everywhere: that alone is not a finding. Processes pinned to these cores, other VMs' vCPUs,
     and busy processes are."""
-    cores = vm.host.add_siblings(expected.pinned_pus)
+    cores = vm.host.add_siblings(expected_vm.pinned_pus)
     busiest: list[tuple[float, str]] = []
     for other in vm.neighbours:
         meeting = other.allowed & cores
@@ -351,8 +351,8 @@ def check_neighbours(expected: Vm, vm: RunningVm) -> Iterator[Finding]:
             observed = f"{threads_text}, on {format_cpus(meeting)} too{load}"
         elif other.allowed <= cores and not other.floats:
             name, planned = "live-pinned-process", "no other process bound to the VM's cores"
-            allowed = format_cpus(other.allowed)
-            observed = f"{plural(other.threads, 'thread')} allowed on {allowed} only{load}"
+            allowed_text = format_cpus(other.allowed)
+            observed = f"{plural(other.threads, 'thread')} allowed on {allowed_text} only{load}"
             values = {"process": other.process}
         else:
             busiest += [(other.busy_ratio, subject)] if busy else []
@@ -370,47 +370,47 @@ def check_neighbours(expected: Vm, vm: RunningVm) -> Iterator[Finding]:
         )
 
 
-def verify_live(expected: Vm, vm: RunningVm) -> Findings:
+def verify_live(expected_vm: Vm, vm: RunningVm) -> Findings:
     """Compare a running VM with the plan, the worst finding first; the unread is inconclusive."""
     findings = [
-        *check_placement(expected, vm),
+        *check_placement(expected_vm, vm),
         *_check_swap(vm),
-        *check_interrupts(expected, vm),
-        *check_limits(expected, vm),
-        *check_groups(expected, vm),
-        *check_neighbours(expected, vm),
+        *check_interrupts(expected_vm, vm),
+        *check_limits(expected_vm, vm),
+        *check_groups(expected_vm, vm),
+        *check_neighbours(expected_vm, vm),
         *(
             finding("live-unread", gap.subject, "a readable file", gap.reason, vm.name)
             for gap in vm.gaps
         ),
     ]
-    return Findings(checked=_format_checked(expected, vm), findings=sort_findings(findings))
+    return Findings(checked=_format_checked(expected_vm, vm), findings=sort_findings(findings))
 
 
-def _format_checked(expected: Vm, vm: RunningVm) -> tuple[str, ...]:
-    pinned = sum(pin is not None for pin in expected.vcpu_pins)
+def _format_checked(expected_vm: Vm, vm: RunningVm) -> tuple[str, ...]:
+    pinned_count = sum(pin is not None for pin in expected_vm.vcpu_pins)
     count = sum(thread.kind is ThreadKind.VCPU for thread in vm.threads)
     emulators = sum(thread.kind is ThreadKind.EMULATOR for thread in vm.threads)
     lines = [
-        f"process {vm.process} of {vm.name} against {expected.source}",
-        f"{plural(count, 'vCPU thread')}, {pinned} to be pinned; "
+        f"process {vm.process} of {vm.name} against {expected_vm.source}",
+        f"{plural(count, 'vCPU thread')}, {pinned_count} to be pinned; "
         f"{plural(emulators, 'emulator thread')}; "
-        f"{plural(len(expected.iothread_pins), 'pinned IOThread')}",
+        f"{plural(len(expected_vm.iothread_pins), 'pinned IOThread')}",
     ]
-    shown = _vm_shown(expected, vm).memory_pieces
-    for subject, piece in expected.memory_pieces.items():
-        node, bytes_by_node = f"node {piece.nodes}", shown[subject].bytes_by_node
+    shown_pieces = _vm_shown(expected_vm, vm).memory_pieces
+    for subject, piece in expected_vm.memory_pieces.items():
+        node, bytes_by_node = f"node {piece.nodes}", shown_pieces[subject].bytes_by_node
         pages = "not found" if bytes_by_node is None else _format_pages(bytes_by_node)
         lines.append(f"{subject} ({node if piece.nodes else 'not bound'}): {pages}")
-    watched = vm.host.add_siblings(expected.pinned_pus) or "none"
+    watched_cpus = vm.host.add_siblings(expected_vm.pinned_pus) or "none"
     lines.append(
         f"{plural(len(vm.interrupts), 'interrupt')} of passed-through devices; "
-        f"other processes on CPUs {watched}, watched for {vm.watched_s:g} s"
+        f"other processes on CPUs {watched_cpus}, watched for {vm.watched_s:g} s"
     )
     return tuple(lines)
 
 
-def _vm_shown(expected: Vm, vm: RunningVm) -> Vm:
+def _vm_shown(expected_vm: Vm, vm: RunningVm) -> Vm:
     """Return the VM that its process shows: threads' CPUs and pages by node; None = not shown."""
     vcpus, iothreads = vm.list_threads(ThreadKind.VCPU), vm.list_threads(ThreadKind.IOTHREAD)
     pins = {n: thread for n, thread in iothreads.items() if n is not None}
@@ -420,7 +420,7 @@ def _vm_shown(expected: Vm, vm: RunningVm) -> Vm:
         if thread.kind is ThreadKind.EMULATOR and thread.name != _KVMS_OWN:
             emulator_pus.setdefault(thread.name, []).append(thread.allowed)
     return replace(
-        _replace_pieces(expected, dict(_shown_pieces(expected, vm))),
+        _replace_pieces(expected_vm, dict(_shown_pieces(expected_vm, vm))),
         name=vm.name,
         source=f"/proc/{vm.process}",
         vcpus=count,
@@ -430,12 +430,12 @@ def _vm_shown(expected: Vm, vm: RunningVm) -> Vm:
     )
 
 
-def _shown_pieces(expected: Vm, vm: RunningVm) -> Iterator[tuple[str, dict[str, Any]]]:
+def _shown_pieces(expected_vm: Vm, vm: RunningVm) -> Iterator[tuple[str, dict[str, Any]]]:
     """Yield the observed state of each piece of memory. A file names its cell. Anonymous memory is
     identified by its size and the nodes to which QEMU binds it; cells that agree in both share
     these mappings in any order, which does not affect the result."""
     free = list(vm.areas)
-    pieces = expected.memory_pieces
+    pieces = expected_vm.memory_pieces
     alone = sum(isinstance(piece, VmCell) for piece in pieces.values()) == 1
     for subject, piece in pieces.items():
         backend = _find_backend(vm, piece, alone=alone)
@@ -468,10 +468,10 @@ def _is_of_size(area: RamArea, memory_bytes: int) -> bool:
 def _find_backend(vm: RunningVm, piece: Piece, *, alone: bool) -> BackendObject | None:
     # libvirt's names. Source: qemuBuildMemoryCellBackendStr and qemuBuildMemoryDimmBackendStr.
     name = f"ram-node{piece.id}" if isinstance(piece, VmCell) else f"mem{piece.alias}"
-    named = next((b for b in vm.backends if b.name == name), None)
-    if named is None and alone and isinstance(piece, VmCell):
+    backend = next((b for b in vm.backends if b.name == name), None)
+    if backend is None and alone and isinstance(piece, VmCell):
         return next((b for b in vm.backends if b.name.endswith(".ram")), None)
-    return named
+    return backend
 
 
 def _is_named(area: RamArea, backend: BackendObject | None) -> bool:

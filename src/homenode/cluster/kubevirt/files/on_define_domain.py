@@ -122,10 +122,10 @@ class PciControllers:
         below = [self.bus_above(address_of(controller)) for controller in self.by_index.values()]
         root = max(self.by_index) + 1 - len(self.cell_of) - sum(bus is not None for bus in below)
         need = {i: 1 + below.count(i) for i in self.cell_of}
-        numbered = {i: nr for i in self.cell_of if (nr := self.value(i, "busNr")) is not None}
-        foreign = {i: nr for i, nr in numbered.items() if self.cell_of[i] is None}
-        for fixed, room in product((numbered, foreign), (8, 2)):
-            windows = {i: (nr, nr + need[i]) for i, nr in fixed.items()}
+        bus_numbers = {i: nr for i in self.cell_of if (nr := self.value(i, "busNr")) is not None}
+        foreign = {i: nr for i, nr in bus_numbers.items() if self.cell_of[i] is None}
+        for fixed_numbers, room in product((bus_numbers, foreign), (8, 2)):
+            windows = {i: (nr, nr + need[i]) for i, nr in fixed_numbers.items()}
             for _, index in reversed(ours):
                 top, size = 256, need[index] + room - need[index] % room
                 for first, past in sorted(windows.values(), reverse=True):
@@ -146,9 +146,9 @@ class PciControllers:
 
 def cells_of_nodes(root, cells, nodes):
     """Return the cell of each host node: by <memnode>, else with most vCPUs pinned to it."""
-    memory, pinned = root.findall("numatune/memnode"), root.findall("cputune/vcpupin")
+    memory, vcpu_pins = root.findall("numatune/memnode"), root.findall("cputune/vcpupin")
     bound = {int(element.get("cellid")): numbers(element.get("nodeset")) for element in memory}
-    pins = {int(element.get("vcpu")): numbers(element.get("cpuset")) for element in pinned}
+    pins = {int(element.get("vcpu")): numbers(element.get("cpuset")) for element in vcpu_pins}
     cell_of = {}
     for node, cpus in nodes.items():
         named = [cell for cell in sorted(bound) if node in bound[cell] and cell < len(cells)]
@@ -164,8 +164,8 @@ def place_devices(root, by_name, base):
     """Place the devices of a domain, and return notes for the log."""
     devices, cells = root.find("devices"), root.findall("cpu/numa/cell")
     passed = {address_of(e, "source/address"): e for e in devices.iterfind("hostdev[@type='pci']")}
-    named = [numbers(acpi.get("nodeset")) for acpi in devices.iterfind("*/acpi")]
-    if not passed or any(max(cell_ids) < len(cells) for cell_ids in named if cell_ids):
+    node_lists = [numbers(acpi.get("nodeset")) for acpi in devices.iterfind("*/acpi")]
+    if not passed or any(max(cell_ids) < len(cells) for cell_ids in node_lists if cell_ids):
         return "no PCI function, or GraceIOVirtualization has placed them: nothing to do"
     directory = Path(base, "sys/devices/system/node")
     online = sorted(numbers((directory / "online").read_text()))
@@ -231,8 +231,8 @@ def main():
         devices = vmi.get("spec", {}).get("domain", {}).get("devices", {})
         owners = [owner for kind in ("interfaces", "disks") for owner in devices.get(kind) or ()]
         owners += [owner[kind] for owner in owners for kind in ("disk", "lun") if owner.get(kind)]
-        named = [owner["pciAddress"] for owner in owners if owner.get("pciAddress")]
-        by_name = {tuple(int(n, 16) for n in re.split("[:.]", name)) for name in named}
+        addresses = [owner["pciAddress"] for owner in owners if owner.get("pciAddress")]
+        by_name = {tuple(int(n, 16) for n in re.split("[:.]", name)) for name in addresses}
         ElementTree.register_namespace("qemu", "http://libvirt.org/schemas/domain/qemu/1.0")
         root = ElementTree.fromstring(text)
         note = place_devices(root, by_name, options.get("--root", "/"))

@@ -70,15 +70,15 @@ def study(arguments: SlurmStudyArguments) -> None:
         ):
             _write_described(directory, options, arguments.host)
             return
-        opened, is_new = _open_study(directory, options, arguments.host)
+        study_directory, is_new = _open_study(directory, options, arguments.host)
         if arguments.dry_run:
-            _say_scripts(directory, opened)
-            if not opened.experiments:
+            _say_scripts(directory, study_directory)
+            if not study_directory.experiments:
                 note("these capture the nodes; the other jobs follow from that, or from --host")
             note("the same command without --dry-run submits them")
             return
         patience = WaitPolicy(arguments.poll, arguments.patience * 60)
-        _run_study(directory, opened, is_new, patience)
+        _run_study(directory, study_directory, is_new, patience)
     finally:
         directory.close()
 
@@ -143,16 +143,16 @@ def _open_study(
     # Stored, so that a script that is submitted by hand requests the same.
     options = replace(options, account=options.account or client.account_name())
     check_options(options)
-    described = None if host is None else load_host(host)
-    new = make_study(options, host, described, secrets.token_hex(3))
-    return directory.create(new, described), True
+    described_host = None if host is None else load_host(host)
+    new = make_study(options, host, described_host, secrets.token_hex(3))
+    return directory.create(new, described_host), True
 
 
 def _differing_options(existing: Study, options: StudyOptions, host: str | None) -> list[str]:
     """Return the user's options that differ from those of the study."""
     unsaid = type(options)()
-    passed = {"homenode", *(["account"] if options.account is None else [])}
-    names = [name for name in unsaid.__struct_fields__ if name not in passed]
+    passed_options = {"homenode", *(["account"] if options.account is None else [])}
+    names = [name for name in unsaid.__struct_fields__ if name not in passed_options]
     set_names = [name for name in names if getattr(options, name) != getattr(unsaid, name)]
     if not set_names and host is None:
         return []
@@ -236,9 +236,9 @@ def _split_words(app: str | None) -> tuple[str, ...]:
         raise UsageError(f"--app: not a command: {error}") from None
 
 
-def _parse_shapes(shared: Sequence[str], mig: Sequence[str]) -> tuple[SharedJobShape, ...]:
-    shapes = [] if shared else list(StudyOptions().shapes)
-    for text in shared:
+def _parse_shapes(shared_names: Sequence[str], mig: Sequence[str]) -> tuple[SharedJobShape, ...]:
+    shapes = [] if shared_names else list(StudyOptions().shapes)
+    for text in shared_names:
         gpus, is_pair, jobs = text.partition("x")
         if not (is_pair and gpus.isdecimal() and jobs.isdecimal() and len(text) < 12):
             raise UsageError(f"--shared {text[:20]}: expected GPUSxJOBS such as 1x4")

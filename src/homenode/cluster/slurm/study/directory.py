@@ -98,8 +98,8 @@ class StudyDirectory(ExperimentJournal[Study, StudyEntry]):
         self.owned: tuple[int, ...] = ()
         self._done: dict[tuple[str, int], float | None] = {}
 
-    def create(self, study: Study, described: Host | None = None) -> Study:
-        """Create the directory with its first lines. described: the host that the user named.
+    def create(self, study: Study, described_host: Host | None = None) -> Study:
+        """Create the directory with its first lines. described_host: the host that the user named.
         Raises HostError if it cannot.
 
         The journal's first line is written last: without it the directory is created again.
@@ -121,8 +121,8 @@ class StudyDirectory(ExperimentJournal[Study, StudyEntry]):
             raise HostError(f"{self.path}: another study has just begun in it")
         self._reject_other_scripts(study)
         self.write_scripts(study, study.all_experiments())
-        if described is not None:
-            self.write(DESCRIBED, formats.encode("host", described).encode(), 0o644)
+        if described_host is not None:
+            self.write(DESCRIBED, formats.encode("host", described_host).encode(), 0o644)
         self.begin_with(study)
         return study
 
@@ -181,8 +181,8 @@ class StudyDirectory(ExperimentJournal[Study, StudyEntry]):
                 if (experiment.id, task) in self._done:
                     continue  # what is done stays done: a large study is not walked each time
                 tries = find_attempts(self.path, experiment.id, task)
-                if (done := done_attempt(self.path, experiment.id, task)) is not None:
-                    self._done[experiment.id, task] = _read_duration(done)
+                if (attempt := done_attempt(self.path, experiment.id, task)) is not None:
+                    self._done[experiment.id, task] = _read_duration(attempt)
                 elif tries and (status := _exit_status(tries[-1])) is not None:
                     exits[experiment.id, task] = status
         return self._done, exits
@@ -301,11 +301,11 @@ MAX_FILE_BYTES = 16 << 20
 def read_sources(directories: Iterable[Path]) -> StudySources:
     """Return the evidence of all sources. Raises InputError for a directory without any."""
     total = StudySources()
-    seen = set()
+    seen_sources = set()
     for directory in directories:
-        if directory.resolve() in seen:
+        if directory.resolve() in seen_sources:
             continue
-        seen.add(directory.resolve())
+        seen_sources.add(directory.resolve())
         if not directory.exists():
             near = find_near(directory.name, [path.name for path in directory.parent.glob("*/")])
             hint = command_line("homenode", "slurm", "study", "-o", directory, "--dry-run")
@@ -405,12 +405,12 @@ class _Hosts:
     def lookup(self, experiment: Experiment, run: Path) -> tuple[Host | None, NodeMachine | None]:
         node = experiment.nodes[0]
         if node not in self._known:
-            captured = None
+            host = None
             with contextlib.suppress(InputError):  # the rest of the report does without
-                captured = load_host(str(run / HOST))
-            described = captured if self._study.host is None else self._read_described()
-            machine = captured if captured is not None and captured.pci_devices else described
-            self._known[node] = captured, None if machine is None else node_machine(machine)
+                host = load_host(str(run / HOST))
+            described_host = host if self._study.host is None else self._read_described()
+            machine = host if host is not None and host.pci_devices else described_host
+            self._known[node] = host, None if machine is None else node_machine(machine)
         return self._known[node]
 
     def _read_described(self) -> Host | None:
@@ -424,12 +424,12 @@ class _Hosts:
 
 def done_attempt(directory: Path, experiment: str, task: int) -> Path | None:
     """Return the latest attempt that wrote all its files."""
-    done = [
+    done_attempts = [
         attempt
         for attempt in find_attempts(directory, experiment, task)
         if (attempt / "done").exists()
     ]
-    return done[-1] if done else None
+    return done_attempts[-1] if done_attempts else None
 
 
 def _read_texts(attempt: Path) -> dict[str, str]:
@@ -448,15 +448,15 @@ def _read_texts(attempt: Path) -> dict[str, str]:
 
 def _missing_results(directory: Path, study: Study) -> list[str]:
     lines = []
-    rejected, jobs = dict(study.rejected), study.latest_jobs()
+    rejections, jobs = dict(study.rejected), study.latest_jobs()
     for experiment in study.all_experiments():
         for task in range(experiment.jobs):
             if done_attempt(directory, experiment.id, task) is not None:
                 continue
             tries = find_attempts(directory, experiment.id, task)
             name = experiment.id if experiment.jobs == 1 else f"{experiment.id} task {task}"
-            if experiment.id in rejected:
-                lines.append(f"{name}: rejected: {rejected[experiment.id]}")
+            if experiment.id in rejections:
+                lines.append(f"{name}: rejected: {rejections[experiment.id]}")
             elif tries:
                 status = _exit_status(tries[-1])
                 how = (
@@ -482,7 +482,7 @@ def _foreign_sources(directory: Path) -> StudySources:
     gaps = [*sources.skipped, *(Gap(name, "no result of nvbandwidth in it") for name in logs)]
     gaps = [gap for gap in gaps if find_sharing(Path(gap.subject).stem) is not None]
     if directory.is_dir() and not jobs:
-        loaded = load_runs(directory)
-        jobs = evidence_of_runs(loaded.runs)
-        gaps = [*loaded.skipped] if jobs else gaps
+        loaded_runs = load_runs(directory)
+        jobs = evidence_of_runs(loaded_runs.runs)
+        gaps = [*loaded_runs.skipped] if jobs else gaps
     return StudySources(jobs=jobs, gaps=tuple(gaps))

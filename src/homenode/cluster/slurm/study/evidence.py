@@ -172,8 +172,8 @@ def _find_errors(texts: Mapping[str, str]) -> Iterator[Gap]:
             lines = [line.strip() for line in text.splitlines() if line.strip()]
             lines = [line for line in lines if not _PROGRESS_LINE.match(line)]
             if lines:
-                shown = lines if len(lines) <= 3 else [*lines[:2], lines[-1]]
-                yield Gap(name.removesuffix(".err"), "; ".join(line[:200] for line in shown))
+                shown_lines = lines if len(lines) <= 3 else [*lines[:2], lines[-1]]
+                yield Gap(name.removesuffix(".err"), "; ".join(line[:200] for line in shown_lines))
 
 
 def _parse_job(text: str, gaps: list[Gap]) -> Job | None:
@@ -212,9 +212,9 @@ def find_measured_homes(jobs: Iterable[JobEvidence]) -> dict[str, int]:
                 of_gpu.setdefault(row, []).append(sample.value)
     homes = {}
     for device, of_row in rates.items():
-        ordered = sorted(((fmean(values), row) for row, values in of_row.items()), reverse=True)
-        if len(ordered) > 1 and ordered[0][0] > CLEARLY * ordered[1][0]:
-            homes[device] = ordered[0][1]
+        means = sorted(((fmean(values), row) for row, values in of_row.items()), reverse=True)
+        if len(means) > 1 and means[0][0] > CLEARLY * means[1][0]:
+            homes[device] = means[0][1]
     return homes
 
 
@@ -242,9 +242,7 @@ def evidence_of_logs(directories: Iterable[SourceDirectory]) -> tuple[JobEvidenc
             if mode is not None:
                 runs = build_runs([alone], ImportOptions(vantage=Vantage.JOB))
                 jobs += [
-                    _log_evidence(name, mode, text, imported.run)
-                    for imported in runs
-                    if imported.run.samples
+                    _log_evidence(name, mode, text, run.run) for run in runs if run.run.samples
                 ]
     return _add_homes(jobs)
 
@@ -372,7 +370,7 @@ def parse_collective(texts: Mapping[str, str], gpus: int = 0) -> CollectivePeaks
     pairs: list[tuple[str, str, float]] = []
     all_peak: float | None = None
     gaps: list[Gap] = []
-    replayed: str | None = None
+    replay_line: str | None = None
     for name, text in sorted(texts.items()):
         kind, _, label = name.removesuffix(".txt").partition("-")
         if not name.endswith(".txt") or kind not in ("node", "pair", "all"):
@@ -380,7 +378,7 @@ def parse_collective(texts: Mapping[str, str], gpus: int = 0) -> CollectivePeaks
                 gaps.append(Gap(f"all-reduce {name.removesuffix('.err')}", text.strip()[:200]))
             continue
         notice = REPLAYED_LINE.search(text)
-        replayed = notice[1].strip() if notice else replayed
+        replay_line = notice[1].strip() if notice else replay_line
         try:
             peak = nccl_tests.parse(text).peak_bus_bytes_per_s()
         except (ParseError, ValueError) as error:
@@ -394,5 +392,5 @@ def parse_collective(texts: Mapping[str, str], gpus: int = 0) -> CollectivePeaks
         else:
             all_peak = peak
     return CollectivePeaks(
-        tuple(nodes), tuple(pairs), all_peak, replayed, tuple(gaps), gpu_hours(texts, gpus)
+        tuple(nodes), tuple(pairs), all_peak, replay_line, tuple(gaps), gpu_hours(texts, gpus)
     )

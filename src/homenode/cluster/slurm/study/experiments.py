@@ -167,17 +167,17 @@ def choose_nodes(
     """
     exclusive = _partition_nodes(nodes, options.partition_exclusive, "--partition-exclusive")
     name = options.partition_shared or (exclusive[0].partition if exclusive else None)
-    shared = _partition_nodes(nodes, name, "--partition-shared")
-    in_both = {node.name for node in exclusive} & {node.name for node in shared}
+    shared_nodes = _partition_nodes(nodes, name, "--partition-shared")
+    in_both = {node.name for node in exclusive} & {node.name for node in shared_nodes}
     if options.node_list:
-        return _select_nodes(exclusive, shared, options.node_list)
+        return _select_nodes(exclusive, shared_nodes, options.node_list)
     if len(exclusive) < options.nodes:
         raise UsageError(
             f"--nodes {options.nodes}: expected as many nodes with GPUs in partition "
             f"{exclusive[0].partition}, found {len(exclusive)}"
         )
     return _first_nodes(exclusive, options.nodes, in_both), _first_nodes(
-        shared, options.nodes, in_both
+        shared_nodes, options.nodes, in_both
     )
 
 
@@ -293,7 +293,7 @@ def capture_experiments(nodes: tuple[ClusterNode, ...]) -> tuple[Experiment, ...
 
 def plan_experiments(
     exclusive: tuple[ClusterNode, ...],
-    shared: tuple[ClusterNode, ...],
+    shared_nodes: tuple[ClusterNode, ...],
     hosts: Mapping[str, Host],
     options: StudyOptions,
 ) -> tuple[Experiment, ...]:
@@ -301,7 +301,7 @@ def plan_experiments(
     nodes_to_bind_to, and for shapes that fit no node."""
     experiments: list[Experiment] = []
     of_nodes: dict[str, list[Experiment]] = {}
-    for node in shared:
+    for node in shared_nodes:
         of_nodes.setdefault(node.name, []).extend(plan_shared_jobs(node, options))
     for node in exclusive:
         whole = _exclusive_experiments(node, hosts[node.name], options)

@@ -68,13 +68,13 @@ def parse_gpus(text: str) -> tuple[GpusBySource, CpuSet]:
                 case "gpu", [address, access, *uuid]:
                     gpus[Bdf.parse(address)] = access == "open", "".join(uuid)
     usable = sorted(bdf for bdf, (is_open, _) in gpus.items() if is_open)
-    shown = {CGROUP: tuple(usable)} if len(usable) < len(gpus) else {}
+    shown_gpus = {CGROUP: tuple(usable)} if len(usable) < len(gpus) else {}
     by_name = {str(number): bdf for number, bdf in enumerate(usable)}
     by_name |= {uuid: bdf for bdf, (_, uuid) in gpus.items() if uuid}
     names = visible.split(",")
     if all(name in by_name for name in names):
-        shown[VISIBLE] = tuple(by_name[name] for name in names)
-    return shown, numbers
+        shown_gpus[VISIBLE] = tuple(by_name[name] for name in names)
+    return shown_gpus, numbers
 
 
 def place_of(
@@ -86,7 +86,7 @@ def place_of(
     cluster_node: str,
 ) -> Locality:
     """Whether a job was on its GPUs' nodes. gpu_count: requested; None for MIG slices."""
-    shown, numbers = parse_gpus(gpus_file)
+    shown_gpus, numbers = parse_gpus(gpus_file)
     listed = set(map(str, numbers))
     reasons: list[str] = []
     pus = run.head.pus
@@ -101,11 +101,11 @@ def place_of(
         by_slurm = tuple(gpu.bdf for gpu in allocation.gpus if gpu.bdf is not None) or by_slurm
         gpu_count = gpu_count and (len(allocation.gpus) or gpu_count)
     devices = (s.device for s in run.samples if s.device is not None and s.metric != POWER)
-    shown = {TOOL: tuple(dict.fromkeys(devices)), SLURM: by_slurm, **shown}
+    shown_gpus = {TOOL: tuple(dict.fromkeys(devices)), SLURM: by_slurm, **shown_gpus}
     gpu_at = {gpu.bdf: gpu for gpu in machine.gpus}
-    is_confined = gpu_count is not None and len(shown.get(CGROUP, ())) == gpu_count
+    is_confined = gpu_count is not None and len(shown_gpus.get(CGROUP, ())) == gpu_count
     answers: dict[str, Locality] = {}
-    for source, addresses in shown.items():
+    for source, addresses in shown_gpus.items():
         gpus = tuple(gpu_at[bdf] for bdf in addresses if bdf in gpu_at)
         if not addresses or (source == SLURM and is_confined):
             continue  # gres.conf may order its numbers otherwise; what the kernel allows is certain
@@ -117,16 +117,16 @@ def place_of(
             )
         else:
             answers[source] = _judge(run, gpus, pus, machine, cluster_node)
-    return _combine(answers, shown, reasons)
+    return _combine(answers, shown_gpus, reasons)
 
 
 def _combine(
-    answers: Mapping[str, Locality], shown: GpusBySource, reasons: Iterable[str]
+    answers: Mapping[str, Locality], shown_gpus: GpusBySource, reasons: Iterable[str]
 ) -> Locality:
     if len({locality for locality, _ in answers.values()}) == 1:
         return next(iter(answers.values()))
     if answers:
-        texts = (f"{source} shows {', '.join(map(str, shown[source]))}" for source in answers)
+        texts = (f"{source} shows {', '.join(map(str, shown_gpus[source]))}" for source in answers)
         return JobLocality.UNKNOWN, "; ".join(texts)
     return JobLocality.UNKNOWN, "; ".join(reasons) or "its GPUs are unknown"
 
@@ -187,8 +187,8 @@ def place_by_homes(
 
 def format_memory(nodes: Iterable[int]) -> str:
     """Return the possible nodes of unbound memory of a job as text."""
-    listed = _format_nodes(nodes)
-    return f"its memory may be on nodes {listed}" if listed else "its memory was not bound"
+    node_list = _format_nodes(nodes)
+    return f"its memory may be on nodes {node_list}" if node_list else "its memory was not bound"
 
 
 def _format_nodes(nodes: Iterable[int]) -> str:

@@ -80,9 +80,9 @@ def _build_matrix(
     cells = {place: median(group) for place, group in values.items()}
     rows = tuple(sorted({row for row, _ in cells}))
     columns = tuple(sorted({column for _, column in cells}))
-    sided = [(row == homes[gpu], value) for (row, gpu), value in cells.items() if gpu in homes]
+    pairs = [(row == homes[gpu], value) for (row, gpu), value in cells.items() if gpu in homes]
     local, remote = (
-        [value for is_near, value in sided if is_near is side] for side in (True, False)
+        [value for is_near, value in pairs if is_near is side] for side in (True, False)
     )
     return StudyMatrix(
         node=node,

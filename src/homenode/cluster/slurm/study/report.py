@@ -179,14 +179,14 @@ def _copy_label(job: JobEvidence, sample: Sample, homes: Mapping[str, int]) -> s
 
 def compare_jobs(jobs: tuple[JobEvidence, ...]) -> Iterator[Comparison]:
     """Compare copies between host and GPUs by memory node, and other results by binding."""
-    ordered = sorted(jobs, key=_binding_order)
+    ordered_jobs = sorted(jobs, key=_binding_order)
     by_binding = label_runs(
-        ordered, lambda job, s: None if s.metric in COPIES else _format_binding(job)
+        ordered_jobs, lambda job, s: None if s.metric in COPIES else _format_binding(job)
     )
     for runs in (copies_as_runs(jobs), by_binding):
-        compared = group_runs(runs)
-        if len(compared) > 1:
-            yield compare(compared)
+        alternatives = group_runs(runs)
+        if len(alternatives) > 1:
+            yield compare(alternatives)
 
 
 def _binding_order(job: JobEvidence) -> tuple[bool, int, str]:
@@ -216,18 +216,18 @@ def _answer_copies(jobs: tuple[JobEvidence, ...], maps: Sequence[StudyMatrix]) -
         "", group_runs(copies_as_runs(gpu_jobs, COPIES[:2])), Objective.GPU_COPY
     )
     evidence.append(_format_evidence(recommendation))
-    shared = [
+    shared_jobs = [
         job
         for job in gpu_jobs
         if job.mode in (NodeSharing.ALONE, NodeSharing.TOGETHER)
         and any(sample.metric == "h2d-bandwidth" for sample in job.samples)
     ]
-    if not shared:
+    if not shared_jobs:
         reason = "bound to the GPUs' nodes it gets the local result; shared jobs were not measured"
         return RecommendedQueue.EXCLUSIVE, reason, evidence, True
-    places = [job.locality[0] for job in shared]
+    places = [job.locality[0] for job in shared_jobs]
     evidence.append(_format_places(places))
-    shapes = {job.shape for job in shared}
+    shapes = {job.shape for job in shared_jobs}
     if JobLocality.LOST in places or shapes & {*recommendation.avoid}:
         reason = "shared jobs are placed away from their GPUs, or get less than local copies"
         return RecommendedQueue.EXCLUSIVE, reason, evidence, True
@@ -334,14 +334,14 @@ def _answer_development(jobs: tuple[JobEvidence, ...]) -> QueueAnswer:
             ("queue waits were not recorded for both queues",),
             False,
         )
-    whole_wait, shared = median(waits[True]), median(waits[False])
+    whole_wait, shared_wait = median(waits[True]), median(waits[False])
     evidence = (
         f"median wait {whole_wait:.0f} s for whole nodes (n = {len(waits[True])}), "
-        f"{shared:.0f} s for parts (n = {len(waits[False])})",
+        f"{shared_wait:.0f} s for parts (n = {len(waits[False])})",
     )
-    if shared < whole_wait:
+    if shared_wait < whole_wait:
         return RecommendedQueue.SHARED, "parts of nodes started sooner", evidence, True
-    if shared == whole_wait:
+    if shared_wait == whole_wait:
         reason = "waits were equal; a part of a node costs fewer GPU-hours"
         return RecommendedQueue.SHARED, reason, evidence, True
     reason = "whole nodes started sooner here; parts cost fewer GPU-hours"
@@ -424,8 +424,8 @@ def _list_power(jobs: Iterable[JobEvidence]) -> Iterator[tuple[str, Mapping[str,
     """Yield the power that jobs of each binding and shape drew."""
     runs = label_runs(sorted(jobs, key=_binding_order), lambda job, _: _format_binding(job))
     for alternative in group_runs(runs):
-        if drawn := power_by_test(alternative.series):
-            yield alternative.label, drawn
+        if watts_by_test := power_by_test(alternative.series):
+            yield alternative.label, watts_by_test
 
 
 def _list_systems(jobs: tuple[JobEvidence, ...]) -> tuple[str, ...]:

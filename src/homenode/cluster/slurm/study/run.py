@@ -49,7 +49,7 @@ class QueueFullError(ToolError):
 def make_study(
     options: StudyOptions,
     host: str | None,
-    described: Host | None,
+    described_host: Host | None,
     id: str,
     *,
     is_described: bool = False,
@@ -58,20 +58,20 @@ def make_study(
     each node first. is_described: Slurm is not queried, and nodes are taken from the host.
     Impossible requests are rejected before Slurm is queried. Raises UsageError, NoAnswerError,
     ToolError."""
-    if described is not None and not choose_bound_nodes(described, options):
+    if described_host is not None and not choose_bound_nodes(described_host, options):
         raise UsageError(f"{host}: no NUMA node with CPUs and memory")
-    if is_described and described is not None:
-        nodes = describe_nodes(described, options)
+    if is_described and described_host is not None:
+        nodes = describe_nodes(described_host, options)
     else:
         nodes = client.ask_nodes()
-    exclusive, shared = choose_nodes(nodes, options)
-    study = Study(id=id, options=options, exclusive=exclusive, shared=shared, host=host)
-    for node in shared:
+    exclusive, shared_nodes = choose_nodes(nodes, options)
+    study = Study(id=id, options=options, exclusive=exclusive, shared=shared_nodes, host=host)
+    for node in shared_nodes:
         tuple(plan_shared_jobs(node, options))  # before a job captures the nodes
-    if described is None:
+    if described_host is None:
         return replace(study, looks=capture_experiments(exclusive))
-    hosts = {node.name: described for node in (*exclusive, *shared)}
-    return replace(study, experiments=plan_experiments(exclusive, shared, hosts, options))
+    hosts = {node.name: described_host for node in (*exclusive, *shared_nodes)}
+    return replace(study, experiments=plan_experiments(exclusive, shared_nodes, hosts, options))
 
 
 class SlurmQueue:
@@ -97,8 +97,8 @@ class SlurmQueue:
         # cancelled or failed stays as it is until the user starts the command again.
         alive = {task.id for task in tasks if task.state in UNSETTLED}
         lost = [task for task in tasks if task.state is TaskState.LOST and task.id not in alive]
-        if repeated := [task for task in lost if self._count_attempts(task) < MAX_ATTEMPTS]:
-            self.retry(repeated)
+        if repeated_tasks := [task for task in lost if self._count_attempts(task) < MAX_ATTEMPTS]:
+            self.retry(repeated_tasks)
             tasks = self._list_tasks()
         if self.study.looks and not self.study.experiments:
             self._plan_when_looked_at(tasks)
@@ -153,10 +153,10 @@ class SlurmQueue:
         for (name, _), seconds in self._seconds.items():
             if seconds is not None:
                 pace.took(_remove_round(name), seconds)
-        unsettled = {task.id for task in tasks if task.state in UNSETTLED}
+        unsettled_ids = {task.id for task in tasks if task.state in UNSETTLED}
         variants_of_node: dict[str, list[str]] = {}
         for experiment in self.study.all_experiments():
-            for node in experiment.nodes if experiment.id in unsettled else ():
+            for node in experiment.nodes if experiment.id in unsettled_ids else ():
                 variants_of_node.setdefault(node, []).append(_remove_round(experiment.id))
         estimates = [pace.seconds_for(of_node) for of_node in variants_of_node.values()]
         known_seconds = [seconds for seconds in estimates if seconds is not None]
@@ -170,9 +170,9 @@ class SlurmQueue:
     def _clear_finished(self, tasks: Iterable[TaskStatus]) -> None:
         """Cancel jobs that have written all their results but would be started again. A controller
         that lost its state starts or holds them, so later jobs would never start."""
-        unfinished = {task.id for task in tasks if task.state is not TaskState.DONE}
+        unfinished_ids = {task.id for task in tasks if task.state is not TaskState.DONE}
         for name, job in self._find_jobs(JobState.PENDING).items():
-            if name not in unfinished:
+            if name not in unfinished_ids:
                 client.cancel(job)
 
     def _find_jobs(self, *states: JobState) -> dict[str, str]:
@@ -196,14 +196,14 @@ class SlurmQueue:
     def _read_hosts(self) -> Mapping[str, Host]:
         hosts = {}
         for look in self.study.looks:
-            done = done_attempt(self._directory.path, look.id, 0)
-            assert done is not None, "all nodes are captured"
+            attempt = done_attempt(self._directory.path, look.id, 0)
+            assert attempt is not None, "all nodes are captured"
             try:
-                hosts[look.nodes[0]] = load_host(str(done / "host.tar.gz"))
+                hosts[look.nodes[0]] = load_host(str(attempt / "host.tar.gz"))
             except InputError as error:
                 raise InputError(
                     error.message,
-                    hint=f"remove {done.parent}, and run the command again to capture it again",
+                    hint=f"remove {attempt.parent}, and run the command again to capture it again",
                 ) from None
         return hosts
 
@@ -252,24 +252,24 @@ def _remove_round(experiment: str) -> str:
 
 def list_statuses(
     study: Study,
-    queued: tuple[QueuedJob, ...],
-    done: Collection[tuple[str, int]],
+    queued_jobs: tuple[QueuedJob, ...],
+    done_tasks: Collection[tuple[str, int]],
     exits: Mapping[tuple[str, int], str],
 ) -> Iterator[TaskStatus]:
-    """Yield every task's status. done: finished. exits: exit statuses of unfinished scripts."""
+    """Yield every task's status. exits: exit statuses of unfinished scripts."""
     of_job: dict[tuple[str, str], list[QueuedJob]] = {}
-    for entry in queued:
+    for entry in queued_jobs:
         # By name too: a controller that lost its state gives numbers again, to other jobs.
         of_job.setdefault((entry.job, entry.name), []).append(entry)
-    rejected, jobs = dict(study.rejected), study.latest_jobs()
+    rejections, jobs = dict(study.rejected), study.latest_jobs()
     for experiment in study.all_experiments():
         name = experiment.id
         job = jobs.get(name)
         for part in range(experiment.jobs):
-            if (name, part) in done:
+            if (name, part) in done_tasks:
                 yield TaskStatus(name, part, TaskState.DONE, job)
-            elif job is None and name in rejected:
-                yield TaskStatus(name, part, TaskState.REJECTED, job, rejected[name])
+            elif job is None and name in rejections:
+                yield TaskStatus(name, part, TaskState.REJECTED, job, rejections[name])
             elif job is None:
                 yield TaskStatus(name, part, TaskState.WAITING)
             else:
@@ -313,15 +313,15 @@ def _find_status(
     return status(state, f"{how}; {ending}" if ending else how)
 
 
-def find_unrecorded(study: Study, queued: tuple[QueuedJob, ...]) -> Iterator[tuple[str, str]]:
+def find_unrecorded(study: Study, jobs: tuple[QueuedJob, ...]) -> Iterator[tuple[str, str]]:
     """Yield (experiment, job) of queued jobs that are not in the journal: homenode ended, or
     sbatch's answer was lost, before the id was recorded."""
     names = {job_name(study.id, planned.id): planned.id for planned in study.all_experiments()}
-    recorded = {job for _, job in study.jobs}
+    recorded_jobs = {job for _, job in study.jobs}
     alive = (JobState.PENDING, JobState.RUNNING)
     queued_jobs = {
-        row.job: names[row.name] for row in queued if row.name in names and row.state in alive
+        row.job: names[row.name] for row in jobs if row.name in names and row.state in alive
     }
     for job, experiment in sorted(queued_jobs.items(), key=lambda item: int(item[0])):
-        if job not in recorded:
+        if job not in recorded_jobs:
             yield experiment, job

@@ -44,8 +44,8 @@ def slurm_study_summary(report: StudyReport, next_command: str) -> Doc:
 
 def _summary_lines(report: StudyReport) -> Iterator[tuple[str, str, str]]:
     """Yield labels with their text and its look."""
-    mapped = (m for m in report.matrices if m.metric == "h2d-bandwidth" and m.local is not None)
-    yield from (("copies", describe_copies(matrix), "") for matrix in islice(mapped, 1))
+    matrices = (m for m in report.matrices if m.metric == "h2d-bandwidth" and m.local is not None)
+    yield from (("copies", describe_copies(matrix), "") for matrix in islice(matrices, 1))
     if report.jobs:
         yield "locality", _jobs_title(report), ""
     if report.outliers:
@@ -176,9 +176,9 @@ def _short_address(column: str) -> str:
 
 def _format_comparison(comparison: Comparison) -> Iterator[Section]:
     """Yield a table for each metric: alternatives in rows, compared with the first."""
-    shown = [effect for effect in comparison.effects if _is_headline_effect(effect)]
-    effects = sorted(shown, key=lambda effect: effect.slowest_device)
-    for metric in dict.fromkeys(effect.metric for effect in shown):
+    shown_effects = [effect for effect in comparison.effects if _is_headline_effect(effect)]
+    effects = sorted(shown_effects, key=lambda effect: effect.slowest_device)
+    for metric in dict.fromkeys(effect.metric for effect in shown_effects):
         of_name = {effect.alternative: effect for effect in effects if effect.metric == metric}
         first = next(iter(of_name.values()))
         title = METRICS[metric].title if metric in METRICS else metric
@@ -244,10 +244,10 @@ def _jobs_title(report: StudyReport) -> str:
     hours = "GPU-hours not recorded"
     if gpu_hours or of_all:
         hours = f"{sum(gpu_hours) + of_all:.2f} GPU-hours"
-    lost = sum(job.locality is JobLocality.LOST for job in jobs)
-    placed = sum(job.locality is not JobLocality.BOUND for job in jobs)
+    lost_count = sum(job.locality is JobLocality.LOST for job in jobs)
+    count = sum(job.locality is not JobLocality.BOUND for job in jobs)
     nodes = plural(len({job.node for job in jobs}), "node")
-    title = f"{plural(len(jobs), 'job')} on {nodes}: {lost} of {placed} that Slurm placed "
+    title = f"{plural(len(jobs), 'job')} on {nodes}: {lost_count} of {count} that Slurm placed "
     return f"{title}lost locality; {hours}"
 
 

@@ -122,8 +122,8 @@ def parse_owned_gpus(text: str, source: str) -> OwnedGpus:
             count += len(places)
             sliced = sliced or bool(kind is not None and places and has_slices(kind))
         else:
-            counted = _CNT.match(match["detail"] or "")
-            amount = int(number or (counted[1] if counted else "1"))
+            count_match = _CNT.match(match["detail"] or "")
+            amount = int(number or (count_match[1] if count_match else "1"))
             count += amount
             is_complete = is_complete and not amount
     places = tuple(sorted(indices)) if is_complete else None
@@ -221,13 +221,13 @@ class _JobText(NamedTuple):
 
 
 def parse_scontrol_jobs(
-    text: str, source: str = "scontrol show job -d", listed: Collection[str] | None = None
+    text: str, source: str = "scontrol show job -d", listed_jobs: Collection[str] | None = None
 ) -> tuple[Job, ...]:
     """Return the jobs of a listing, in its order; () for "No jobs in the system".
 
     A job is unreadable if its record cannot be parsed, or may be text that another user wrote.
-    listed: the ids of all jobs of squeue, if it was run: a record of any other job is text that a
-    user wrote into the record before it, and is ignored.
+    listed_jobs: the ids of all jobs of squeue, if it was run: a record of any other job is text
+    that a user wrote into the record before it, and is ignored.
 
     Raises ParseError for a text without jobs or "No jobs", or with a line for each job.
     """
@@ -249,7 +249,7 @@ def parse_scontrol_jobs(
             "each job on one line",
             hint="scontrol show job -d without --oneliner, or better squeue --json",
         )
-    return tuple(_readable_jobs(blocks, source, listed))
+    return tuple(_readable_jobs(blocks, source, listed_jobs))
 
 
 def _split_blocks(text: str) -> Iterator[_JobText]:
@@ -280,23 +280,23 @@ def _parse_id(head: re.Match[str]) -> str:
 
 
 def _readable_jobs(
-    blocks: tuple[_JobText, ...], source: str, listed: Collection[str] | None
+    blocks: tuple[_JobText, ...], source: str, listed_jobs: Collection[str] | None
 ) -> Iterator[Job]:
     """Return the jobs of blocks; unreadable if a record may be text of the previous one."""
     counts = Counter(block.number for block in blocks)
     fields = [_parse_fields(block) for block in blocks]
     lists = Hostlists()
-    unlisted = [listed is not None and block.number not in listed for block in blocks]
-    odd = [no or counts[block.number] > 1 for block, no in zip(blocks, unlisted, strict=True)]
+    is_unlisted = [listed_jobs is not None and block.number not in listed_jobs for block in blocks]
+    odd = [no or counts[block.number] > 1 for block, no in zip(blocks, is_unlisted, strict=True)]
     for at, block in enumerate(blocks):
         reason: str | None = None
         if counts[block.number] > 1:
             reason = "the listing has two records of it"
         elif at + 1 < len(blocks) and odd[at + 1]:
             reason = f"the record of job {blocks[at + 1].id} after it may be its own text"
-        elif at and listed is None and not fields[at - 1].is_whole:
+        elif at and listed_jobs is None and not fields[at - 1].is_whole:
             reason = f"the record of job {blocks[at - 1].id} before it has no end"
-        if not unlisted[at]:
+        if not is_unlisted[at]:
             yield _parse_job(block, fields[at], reason, source, lists)
 
 
@@ -330,9 +330,9 @@ class _Fields(NamedTuple):
         """Return the seconds since its earliest start; both times are of the same time zone."""
         if _SUBMIT not in self.matches or _START not in self.matches:
             return None
-        submitted, eligible = self.matches[_SUBMIT][0].groups()
+        submit_time, eligible = self.matches[_SUBMIT][0].groups()
         begin, start = (
-            _parse_seconds(eligible) or _parse_seconds(submitted),
+            _parse_seconds(eligible) or _parse_seconds(submit_time),
             _parse_seconds(self.matches[_START][0][1]),
         )
         return None if begin is None or start is None else float(max(0, start - begin))

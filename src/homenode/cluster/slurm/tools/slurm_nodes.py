@@ -202,18 +202,18 @@ def shown_shapes(text: str, source: str) -> dict[str, NodeShape | None]:
     None for a repeated node, or for a repeated or empty field: comments, reasons and features of
     nodes are free text. Raises ParseError for a text that shows no node.
     """
-    shown: list[tuple[str, dict[str, str] | None]]
+    shown_nodes: list[tuple[str, dict[str, str] | None]]
     if text.lstrip().startswith("{"):
-        shown = list(_json_nodes(text, source))
+        shown_nodes = list(_json_nodes(text, source))
     else:
         # gres.conf has lines with NodeName=, too.
         blocks = re.split(r"^NodeName=", text, flags=re.MULTILINE)[1:] if "CPUTot=" in text else []
-        shown = [(b.split(maxsplit=1)[0], _text_shape(b)) for b in blocks if b[:1].strip()]
-    if not shown:
+        shown_nodes = [(b.split(maxsplit=1)[0], _text_shape(b)) for b in blocks if b[:1].strip()]
+    if not shown_nodes:
         expected = "nodes as scontrol show node prints them"
         raise ParseError(source, expected, text.strip().partition("\n")[0][:80], line=1)
     shapes: dict[str, NodeShape | None] = {}
-    for name, values in shown:
+    for name, values in shown_nodes:
         shape = None
         if values is not None:
             with suppress(ParseError):
@@ -307,11 +307,11 @@ def parse_nodes(text: str) -> tuple[ClusterNode, ...]:
         fields = line.strip().split("|")
         if len(fields) != 6 or not _NODE_NAME.fullmatch(fields[0]):
             continue
-        name, partition, state, cpus, memory, offered = fields
+        name, partition, state, cpus, memory, gres_text = fields
         cpu_count, memory_mib = whole_number(cpus), whole_number(memory.rstrip("+"))
         if cpu_count is None or memory_mib is None:
             continue
-        gpus, gpu_type = _parse_gpus(offered)
+        gpus, gpu_type = _parse_gpus(gres_text)
         nodes.append(
             ClusterNode(
                 name=name,
@@ -344,7 +344,7 @@ def parse_shapes(text: str) -> dict[str, NodeShape]:
     return shapes
 
 
-def _parse_gpus(offered: str) -> tuple[int | None, str | None]:
+def _parse_gpus(gres_text: str) -> tuple[int | None, str | None]:
     """Return whole GPUs of a text, and their type if there are MIG slices too.
 
     >>> _parse_gpus("gpu:h100:8(S:0-1)"), _parse_gpus("gpu:1g.10gb:7(S:0,1),gpu:a100:6,nic:2")
@@ -353,7 +353,7 @@ def _parse_gpus(offered: str) -> tuple[int | None, str | None]:
     ((None, None), (4, None))
     """
     # A comma inside parentheses lists sockets: gpu:8(S:0,1)
-    parts = re.sub(r"\([^()]*\)", "", offered).split(",")
+    parts = re.sub(r"\([^()]*\)", "", gres_text).split(",")
     gpus = [match for part in parts if (match := _GRES.fullmatch(part)) and match[1] == "gpu"]
     slices = [gres for gres in gpus if gres[2] and has_slices(gres[2])]
     full = [gres for gres in gpus if gres not in slices]

@@ -112,13 +112,13 @@ def _parse_state(value: Any, source: str) -> str:
 
 def _shares(job: dict[str, Any], source: str) -> Iterator[NodeShare]:
     """Yield the job's resources on each node; its GPUs are listed in the order of its nodes."""
-    owned = job.get("job_resources")
-    if not isinstance(owned, dict):
+    resources = job.get("job_resources")
+    if not isinstance(resources, dict):
         return
     details = job.get("gres_detail")
     details = details if isinstance(details, list) else []
-    allocations = list(_list_allocations(owned, source))
-    nodes = job.get("nodes") or owned.get("nodes")
+    allocations = list(_list_allocations(resources, source))
+    nodes = job.get("nodes") or resources.get("nodes")
     names = expand_hostlist(nodes, source) if isinstance(nodes, str) and nodes else ()
     gpus = dict(zip(names, details, strict=False)) if len(names) == len(details) else {}
     for name, sockets in allocations:
@@ -222,8 +222,8 @@ def parse_states(text: str, mark: str) -> tuple[QueuedJob, ...]:
             continue
         job, task, state_name = fields
         state = _STATES.get(state_name.partition(" ")[0], JobState.FAILED)
-        shown = "" if reason in ("None", "") else reason
-        queued_jobs.append(QueuedJob(job, whole_number(task), state, state_name, name, shown))
+        reason_text = "" if reason in ("None", "") else reason
+        queued_jobs.append(QueuedJob(job, whole_number(task), state, state_name, name, reason_text))
     return tuple(queued_jobs)
 
 

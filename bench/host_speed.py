@@ -16,8 +16,8 @@ from homenode.machine.description.parse import load_shipped, parse_description
 from homenode.machine.discover.host import discover
 from homenode.machine.discover.hwloc import host_from_hwloc
 from homenode.machine.discover.lspci import host_from_lspci
-from homenode.show.host_text import host_tree
-from homenode.show.topology_map import topology_map
+from homenode.show.host_text import build_host_tree
+from homenode.show.topology_map import draw_topology
 
 ROUNDS = 7
 MACHINES = Path(__file__).resolve().parents[2] / "shared/machines"
@@ -35,8 +35,8 @@ def steps() -> dict[str, Callable[[], object]]:
         "parse host.toml, 256 PUs, 64 GPUs": lambda: parse_description(text, LARGE),
         "render it to a tree of /sys": lambda: render(described),
         "discover the tree": lambda: discover(snapshot),
-        "draw 2x EPYC 9654, 384 PUs": lambda: topology_map(many_cores),
-        "its tree for a terminal": lambda: host_tree(many_cores),
+        "draw 2x EPYC 9654, 384 PUs": lambda: draw_topology(many_cores),
+        "its tree for a terminal": lambda: build_host_tree(many_cores),
     }
     hwloc = MACHINES / "hwloc/AMD-19h-Zen4-2xEpyc-9654.xml"
     lspci = MACHINES / "lspci/gpud-hgx-h100x8-lspci-vvv.txt"

@@ -18,7 +18,7 @@ from homenode.bdf import Bdf
 from homenode.measure.results.model import Origin, Run, RunHead, Sample, Switches
 from homenode.measure.results.store import write_run
 from homenode.measure.results.vantage import Vantage
-from homenode.show.html import html_page
+from homenode.show.html import render_page
 from homenode.show.report.document import build_report
 from homenode.show.report.inputs import gather
 from homenode.show.report.machine import build_machines
@@ -95,7 +95,7 @@ def main() -> None:
         read = time.perf_counter()
         machines = build_machines(found.runs, found.stored, found.hosts)
         analysed = time.perf_counter()
-        page = html_page(build_report(machines, found.skipped, "now"))
+        page = render_page(build_report(machines, found.skipped, "now"))
         end, processor = time.perf_counter(), time.process_time() - processor
     samples_read = sum(len(run.samples) for run in found.runs)
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024

@@ -22,15 +22,15 @@ from homenode.machine.topology import Host
 from homenode.plan.pipeline import plan_file
 from homenode.plan.stored import encode_plan
 from homenode.show.explain import explain
-from homenode.show.host_groups import host_counts
-from homenode.show.html import html_page
+from homenode.show.host_groups import format_host_counts
+from homenode.show.html import render_page
 from homenode.show.plan_text import format_refusal
 from homenode.show.report.answer import answer_text
 from homenode.show.report.document import build_report
 from homenode.show.report.inputs import gather
 from homenode.show.report.machine import build_machines
 from homenode.show.terminal_text import PrintableConsole
-from homenode.show.topology_map import topology_map
+from homenode.show.topology_map import draw_topology
 from homenode.text import number_list, plural
 from homenode.vm.domain.restore import write_tuned
 from homenode.vm.domain.schema import validate
@@ -81,7 +81,7 @@ def _report(console: Console, out: Path) -> None:
     console.print(f"$ homenode report {PUBLISHED} -o {out / REPORT}", style="bold")
     found = gather([PUBLISHED], ())
     machines = build_machines(found.runs, found.stored, found.hosts)
-    page = html_page(build_report(machines, found.skipped, "made by make demo"))
+    page = render_page(build_report(machines, found.skipped, "made by make demo"))
     (out / REPORT).write_text(page, encoding="utf-8")
     console.print(answer_text(machines))
 
@@ -100,9 +100,9 @@ def _capture(console: Console, out: Path) -> None:
     except HomenodeError as error:  # a container without /sys, say: the rest needs nothing of it
         console.print(f"{error.message}: this machine is omitted")
         return
-    counts = f"{host_counts(host)}; {plural(len(host.gaps), 'thing')} not known"
+    counts = f"{format_host_counts(host)}; {plural(len(host.gaps), 'thing')} not known"
     console.print(counts, soft_wrap=True)
-    (out / "this-machine.svg").write_text(topology_map(host), encoding="utf-8")
+    (out / "this-machine.svg").write_text(draw_topology(host), encoding="utf-8")
 
 
 def _plan_machine(
@@ -155,7 +155,7 @@ def _plan_machine(
 
 def _draw(directory: Path, host: Host, plans: dict[str, Plan | Unplannable]) -> None:
     drawn = plans[DRAWN]
-    picture = topology_map(host, drawn if isinstance(drawn, Plan) else None)
+    picture = draw_topology(host, drawn if isinstance(drawn, Plan) else None)
     (directory / f"{DRAWN}.svg").write_text(picture, encoding="utf-8")
 
 

@@ -39,7 +39,7 @@ from msgspec import structs
 from homenode.bdf import Bdf
 from homenode.machine.pci import DeviceKind, DeviceLink, LinkKind, PciDevice
 from homenode.machine.topology import Core, CoreKind, Host, NumaNode, RunningDomain
-from homenode.plan.memory import overhead_bytes
+from homenode.plan.memory import compute_overhead
 from homenode.plan.request import GuestRequest
 from homenode.units import GIB, MIB
 from homenode.vm.layout import GuestCells, GuestPcie, MemoryBinding, Pinning, Siblings
@@ -534,7 +534,7 @@ class _Step:
 
     @cached_property
     def overhead(self) -> int:
-        return overhead_bytes(self.request) if self.fallback.keeps_memory else 0
+        return compute_overhead(self.request) if self.fallback.keeps_memory else 0
 
     @cached_property
     def pages(self) -> int:

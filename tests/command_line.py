@@ -73,7 +73,7 @@ def homenode(
     streams = sys.stdout, sys.stderr, sys.stdin
     content = input if isinstance(input, bytes) else input.encode()
     terminal.make_console.cache_clear()
-    terminal.error_console.cache_clear()
+    terminal.get_error_console.cache_clear()
     code, raised = 0, None
     given = [str(word) for word in words]
     with hold_to_its_row(given), _environment(env or {}):
@@ -91,7 +91,7 @@ def homenode(
         finally:
             sys.stdout, sys.stderr, sys.stdin = streams
             terminal.make_console.cache_clear()
-            terminal.error_console.cache_clear()
+            terminal.get_error_console.cache_clear()
     return Result(code, out.text(), err.text(), raised)
 
 
@@ -130,7 +130,7 @@ def apply(
 
 def be_host(monkeypatch: pytest.MonkeyPatch, source: str) -> None:
     """Let homenode take a described host for the machine that it runs on."""
-    monkeypatch.setattr("homenode.vm.daemon_host._this_machine", lambda: load_host(source))
+    monkeypatch.setattr("homenode.vm.daemon_host._read_this_machine", lambda: load_host(source))
 
 
 def restore(targets: Sequence[str], **given: Any) -> None:

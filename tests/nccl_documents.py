@@ -8,15 +8,15 @@ from homenode.machine.topology import Host
 from homenode.nccl.assemble import TopologyFile, assemble_topology
 from homenode.nccl.guest_side import (
     GuestSide,
-    bus_numbers,
-    guest_side,
-    kernel_address,
+    build_guest_side,
+    find_kernel_address,
+    list_bus_numbers,
     make_pending,
 )
 from homenode.nccl.topology import NcclVariant, write_topology
 from homenode.plan.pipeline import plan_file
 from homenode.vm.domain.read import build_vm, open_domain
-from homenode.vm.guest_observation import path_of_address, paths_of_guest
+from homenode.vm.guest_observation import find_guest_path, map_guest_paths
 from homenode.vm.plan import Plan
 from homenode.vm.plan_options import PlanOptions, Policy
 from homenode.vm.sources import load_host
@@ -59,7 +59,7 @@ def vm(devices: tuple[str, ...], *, vcpus: int = 8, inside: str = "", type_: str
 
 def side(xml: bytes, *, plan: Plan | None = None, guest: Host | None = None) -> GuestSide:
     document = open_domain(xml, "vm.xml")
-    return guest_side(build_vm(document), make_pending(document), plan=plan, guest=guest)
+    return build_guest_side(build_vm(document), make_pending(document), plan=plan, guest=guest)
 
 
 def assembled(host: Host, xml: bytes, flavour: NcclVariant = NcclVariant.NCCL) -> TopologyFile:
@@ -88,14 +88,14 @@ def text_of(made: TopologyFile) -> str:
 def check_bus_numbers(xml: bytes, outcome: BootOutcome, device_count: int) -> None:
     """A booted test guest's kernel numbers the buses of its document's devices as derived."""
     assert outcome.guest is not None, outcome.findings
-    stand_in, seen = outcome.stand_in, paths_of_guest(outcome.guest)
-    buses = bus_numbers(stand_in.vm.controllers)
+    stand_in, seen = outcome.stand_in, map_guest_paths(outcome.guest)
+    buses = list_bus_numbers(stand_in.vm.controllers)
     derived = dict(side(xml).bus_ids)
     compared = 0
     for address, bdf in stand_in.devices:
-        path = path_of_address(address, stand_in.vm.controllers)
+        path = find_guest_path(address, stand_in.vm.controllers)
         assert path is not None
-        assert seen[path] == kernel_address(address, buses), path
+        assert seen[path] == find_kernel_address(address, buses), path
         if bdf is not None:
             assert seen[path] == derived[bdf], bdf
             compared += 1

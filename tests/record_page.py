@@ -16,7 +16,7 @@ from msgspec import Struct
 from msgspec.structs import fields
 
 from homenode import api
-from homenode.cli.command import option_helps
+from homenode.cli.command import read_option_helps
 from homenode.option import Opt
 from tests.stored_records import meanings
 
@@ -107,7 +107,7 @@ def _held(hint: Any) -> Iterator[type]:
 def _section(one: type, known: dict[str, type], of_pages: dict[tuple[type, str], str]) -> str:
     text = inspect.cleandoc(one.__doc__ or "")
     text = re.split(r"\n\s*>>> |\n\nOptions:\n", text)[0].strip()
-    hints, helps = _hints(one), option_helps(cast(Any, one))
+    hints, helps = _hints(one), read_option_helps(cast(Any, one))
     comments = _comments(one)
     said = (_paragraph(part.replace("\n", " "), hints) for part in text.split("\n\n"))
     lines = [f"### {one.__name__}", *said]

@@ -10,11 +10,11 @@ import pytest
 from msgspec import structs
 
 from homenode.bdf import Bdf
-from homenode.change.retrain.install import libvirt_hook, systemd_unit
+from homenode.change.retrain.install import render_libvirt_hook, systemd_unit
 from homenode.errors import InputError, UsageError
-from homenode.plan.pipeline import PlannedFile, vm_of_options
+from homenode.plan.pipeline import PlannedFile, make_vm
 from homenode.text import command_line, operands
-from homenode.vm.targets.registry import target_named
+from homenode.vm.targets.registry import find_target
 from homenode.vm.targets.target import Rendering
 from tests.hostile_names import NAMES, SHELL_NAMES, run_shell, stub
 from tests.targets.written import host_named, options, written
@@ -39,9 +39,9 @@ def parses(shell: str, text: str) -> bool:
 def rendered(target: str, name: str) -> Rendering:
     wanted = options("pin-numa")
     machine = host_named("small-2n8c-2gpu")
-    guest = vm_of_options(wanted, machine.architecture).guest
+    guest = make_vm(wanted, machine.architecture).guest
     plan = _plan(target).plan
-    return target_named(target).render(plan, structs.replace(guest, name=name), machine, None, "vm")
+    return find_target(target).render(plan, structs.replace(guest, name=name), machine, None, "vm")
 
 
 @cache
@@ -100,7 +100,7 @@ def test_libvirts_hook_takes_no_vm_for_an_option(tmp_path: Path) -> None:
     (stubs / "timeout").write_text('#!/bin/sh\nshift\nexec "$@"\n')
     (stubs / "logger").write_text("#!/bin/sh\nwhile read -r line; do :; done\n")
     hook = tmp_path / "hook"
-    hook.write_text(without_path(libvirt_hook("homenode", 4)))
+    hook.write_text(without_path(render_libvirt_hook("homenode", 4)))
     for name in SHELL_NAMES:
         calls = run_shell(hook, name, "start", "begin", "-", shell="sh", stubs=stubs)
         asked = next(call for call in calls if call[0] == "homenode")

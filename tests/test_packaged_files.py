@@ -99,7 +99,7 @@ def test_every_packaged_file_is_named_by_a_module() -> None:
     directories = {
         "/".join(filter(None, words_of(call, path)))
         for path in FILES
-        for call in calls(path, "package_names")
+        for call in calls(path, "list_package_names")
     }
     said = {text for path in FILES for text in strings(path)}
     said |= {word for text in said for word in text.split()}

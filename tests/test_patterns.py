@@ -17,7 +17,7 @@ import pytest
 
 from homenode.machine.snapshot.contents import TextForm
 from homenode.machine.snapshot.pseudonyms import _PLACE_OF_HOST
-from homenode.vm.targets.registry import TARGETS, target_named
+from homenode.vm.targets.registry import TARGETS, find_target
 from tests.slow_texts import slow_text
 from tests.source_trees import FILES, SOURCE, nodes
 
@@ -148,7 +148,7 @@ BUILT: dict[tuple[str, str], tuple[str, str]] = {
     ),
     ("machine/snapshot/redact.py", "'|'.join(map(re.escape, words))"): ("a|b", "fullmatch"),
     ("vm/targets/target.py", "target.users_own"): (
-        "|".join(f"(?:{one})" for name in TARGETS if (one := target_named(name).users_own)),
+        "|".join(f"(?:{one})" for name in TARGETS if (one := find_target(name).users_own)),
         "match",
     ),
 }

@@ -103,12 +103,12 @@ def diagnose(host: HostSource = None, domain: Domain | None = None) -> Findings:
 def decide(host: HostSource, objective: Objective, results: Sequence[str] = ()) -> Recommendation:
     """Recommend a layout on a host for an objective. results: directories that override the
     table."""
-    from homenode.decide.machine_facts import assign_runs, facts_of_host
+    from homenode.decide.machine_facts import assign_runs, collect_host_facts
     from homenode.decide.recommendation import decide as decide_on
 
     machine = _read_host(host)
     runs = assign_runs(load_results(*results), machine)
-    return decide_on(runs, facts_of_host(machine), objective)
+    return decide_on(runs, collect_host_facts(machine), objective)
 
 
 def compare(directories: Sequence[str], objective: Objective | None = None) -> Comparison:

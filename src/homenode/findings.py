@@ -26,7 +26,7 @@ from homenode.bdf import Bdf
 from homenode.cpuset import NodeIndex
 from homenode.errors import DONE, FINDINGS, NOT_KNOWN
 from homenode.package_data import read_package_text
-from homenode.text import command_line, first_few, format_subjects
+from homenode.text import command_line, format_subjects, shorten_list
 
 
 class Severity(StrEnum):
@@ -110,7 +110,7 @@ NO_VMS_DESCRIBED = Gap(NO_VMS, "the description has none")
 _MAX_REASONS = 8
 
 
-def unread_vms(gaps: Iterable[Gap]) -> tuple[Gap, ...]:
+def list_unread_vms(gaps: Iterable[Gap]) -> tuple[Gap, ...]:
     """Return the gaps that hide VMs, whose resources may be given to another VM."""
     return tuple(gap for gap in gaps if gap.kind in (GapKind.VMS, GapKind.VM))
 
@@ -134,7 +134,7 @@ def format_shared_gaps(gaps_of: Iterable[tuple[str, Iterable[Gap]]]) -> tuple[st
     for name, gaps in gaps_of:
         for line in format_gaps(gaps):
             names.setdefault(line, []).append(name)
-    return tuple(f"{first_few(hosts, 3)}: {line}" for line, hosts in names.items())
+    return tuple(f"{shorten_list(hosts, 3)}: {line}" for line, hosts in names.items())
 
 
 class Rejection(Struct, frozen=True):
@@ -399,7 +399,7 @@ def exit_code(findings: Findings) -> int:
 def add_gaps(findings: Findings, gaps: Sequence[Gap], *, asks_vms: bool | None = None) -> Findings:
     """Return the findings with unknown facts of their host. asks_vms: whether its VMs are the
     question, so that an unread one makes the answer unknown; None = the answer needs no VMs."""
-    unread = unread_vms(gaps) if asks_vms else ()
+    unread = list_unread_vms(gaps) if asks_vms else ()
     ids = {NO_VMS} if asks_vms is None else set()
     unknown = format_gaps(gap for gap in gaps if gap not in unread and gap.subject not in ids)
     return replace(findings, not_read=format_gaps(unread), unknown=(*findings.unknown, *unknown))

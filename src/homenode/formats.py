@@ -136,7 +136,7 @@ def decode_journal(
     return first, tuple(entries)
 
 
-def plain_lines(text: bytes, record_type: type[T]) -> list[T] | None:
+def decode_plain_lines(text: bytes, record_type: type[T]) -> list[T] | None:
     """Return the values of whole lines of one type, in one step; None if any line is not one."""
     try:
         with TYPES:

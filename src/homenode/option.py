@@ -87,7 +87,7 @@ def format_size(size: int) -> str:
     return f"{size}B"
 
 
-def key_values(
+def parse_key_values(
     option: str, text: str, needed_keys: tuple[str, ...], optional: tuple[str, ...]
 ) -> dict[str, str]:
     """Return the key=value parts of an option's value, each key once. Raises UsageError."""
@@ -125,7 +125,7 @@ def _nearest_pair(part: str, keys: tuple[str, ...]) -> str:
     return f"{near or keys[0]}={value if near and value else digits or 'N'}"
 
 
-def whole_number(option: str, text: str) -> int:
+def parse_whole(option: str, text: str) -> int:
     """Raises UsageError."""
     if not (text.isascii() and text.isdigit() and len(text) < 10):
         raise UsageError(f"{option}: expected a whole number, found {text!r}")

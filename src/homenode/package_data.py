@@ -5,7 +5,7 @@ from pathlib import Path
 _PACKAGE = Path(__file__).parent
 
 
-def package_names(*directory: str) -> tuple[str, ...]:
+def list_package_names(*directory: str) -> tuple[str, ...]:
     """Return the sorted names in a directory of the package; () if it does not exist."""
     top = _PACKAGE.joinpath(*directory)
     return tuple(sorted(entry.name for entry in top.iterdir())) if top.is_dir() else ()

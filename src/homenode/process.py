@@ -161,7 +161,7 @@ def run(
         raise ToolMissingError(argv[0])
     process: subprocess.Popen[bytes] | None = None
     try:
-        with _interrupts_held():
+        with _hold_interrupts():
             process = _start(
                 [*(_build_setpriv() if ends_with_us else ()), program, *argv[1:]],
                 stdin=subprocess.DEVNULL if input is None else subprocess.PIPE,
@@ -204,7 +204,7 @@ def _start(argv: list[str], **options: Any) -> "subprocess.Popen[bytes]":
 
 
 @contextlib.contextmanager
-def _interrupts_held() -> Iterator[None]:
+def _hold_interrupts() -> Iterator[None]:
     """Ctrl-C and similar signals wait until a starting program can be ended: an earlier signal
     would leave it running. As they are handled then, they raise at the end of the block."""
     held_signals: list[int] = []
@@ -303,21 +303,21 @@ def _end(process: "subprocess.Popen[bytes]", *, group: bool) -> None:
 def _build_environment() -> dict[str, str]:
     passed_on = {name: os.environ[name] for name in _PASSED_ON if name in os.environ}
     if _LIBRARIES in passed_on:
-        passed_on[_LIBRARIES] = ":".join(_absolute_directories(passed_on[_LIBRARIES]))
+        passed_on[_LIBRARIES] = ":".join(_list_directories(passed_on[_LIBRARIES]))
     return {**passed_on, "PATH": _search_path(), "LC_ALL": "C", "LANGUAGE": ""}
 
 
 def _search_path() -> str:
-    directories = _absolute_directories(os.environ.get("PATH", ""))
+    directories = _list_directories(os.environ.get("PATH", ""))
     return ":".join(dict.fromkeys((*directories, *_SYSTEM_PATH)))
 
 
-def _absolute_directories(path_list: str) -> list[str]:
+def _list_directories(path_list: str) -> list[str]:
     """Return the absolute ones of a colon-separated list; others mean the working directory."""
     return [part for part in path_list.split(":") if part.startswith("/")]
 
 
-def arguments_after(argv: Sequence[str], option: str) -> Iterator[str]:
+def find_arguments(argv: Sequence[str], option: str) -> Iterator[str]:
     """Yield the values that follow an option on a command line."""
     for word, value in pairwise(argv):
         if word == option:

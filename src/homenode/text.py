@@ -17,10 +17,10 @@ def printable(text: str) -> str:
     return "".join(letter if letter.isprintable() else "?" for letter in text)
 
 
-def printable_lines(text: str) -> str:
+def escape_lines(text: str) -> str:
     """Apply `printable` to a text of several lines.
 
-    >>> printable_lines("a\\tb\\nc\\x9b2J\\u202e")
+    >>> escape_lines("a\\tb\\nc\\x9b2J\\u202e")
     'a\\tb\\nc?2J?'
     """
     if text.isprintable():
@@ -44,7 +44,7 @@ def csv_text(rows: Iterable[Sequence[object]]) -> str:
     import csv
 
     lines = _Lines()
-    csv.writer(lines).writerows(map(_csv_cell, row) for row in rows)
+    csv.writer(lines).writerows(map(_format_csv_cell, row) for row in rows)
     return "".join(lines)
 
 
@@ -55,7 +55,7 @@ class _Lines(list[str]):
         self.append(text)
 
 
-def _csv_cell(value: object) -> object:
+def _format_csv_cell(value: object) -> object:
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, float):
@@ -103,10 +103,10 @@ def _escape(letter: str) -> str:
     return "".join(f"\\x{byte:02x}" for byte in letter.encode("utf-8", "surrogateescape"))
 
 
-def first_few(texts: Iterable[str], limit: int, between: str = ", ") -> str:
+def shorten_list(texts: Iterable[str], limit: int, between: str = ", ") -> str:
     """Return the first of some texts, and how many more there are.
 
-    >>> first_few(["a", "b", "c"], 2), first_few(["a"], 2), first_few([], 2)
+    >>> shorten_list(["a", "b", "c"], 2), shorten_list(["a"], 2), shorten_list([], 2)
     ('a, b and 1 more', 'a', '')
     """
     listed = list(texts)

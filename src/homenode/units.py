@@ -21,10 +21,10 @@ _MAX_BYTES = (1 << 63) - 1
 _SIZE = re.compile(r"\s*(\d{1,30})(?:\.(\d{1,6}))?\s*+([A-Za-z]*)\s*\Z", re.ASCII)
 
 
-def bytes_of(number: int, unit: str) -> int:
+def to_bytes(number: int, unit: str) -> int:
     """Return the bytes of a number with one of libvirt's units (the case does not matter).
 
-    >>> bytes_of(2, "MiB"), bytes_of(2, "MB"), bytes_of(3, "k")
+    >>> to_bytes(2, "MiB"), to_bytes(2, "MB"), to_bytes(3, "k")
     (2097152, 2000000, 3072)
 
     Raises InputError for an unknown unit, and above 2^63 - 1 bytes.
@@ -45,12 +45,12 @@ _SECONDS_OF_UNIT = {"s": 1, "min": 60, "m": 60, "h": 3600, "d": 86400}
 _DURATION = re.compile(r"(\d{1,7}(?:\.\d{1,3})?) ?(s|min|m|h|d)", re.ASCII)
 
 
-def whole_number(text: str | None, digits: int = 20) -> int | None:
+def parse_whole(text: str | None, digits: int = 20) -> int | None:
     """Return the number of a text of at most `digits` ASCII digits; None of any other text.
 
     int() takes "1_0" and other scripts' digits too, and raises ValueError beyond 4,300 of them.
 
-    >>> whole_number("0012"), whole_number("-1"), whole_number("1_0"), whole_number("123", digits=2)
+    >>> parse_whole("0012"), parse_whole("-1"), parse_whole("1_0"), parse_whole("123", digits=2)
     (12, None, None, None)
     """
     if text is None or not (text.isascii() and text.isdigit() and len(text) <= digits):
@@ -83,7 +83,7 @@ def parse_bytes(text: str) -> int:
     if match is None:
         raise InputError(f"size {text!r}: expected a number and a unit, such as 64GiB")
     integer, fraction, unit = match.groups()
-    unit_bytes = bytes_of(1, unit or "b")
+    unit_bytes = to_bytes(1, unit or "b")
     byte_count = int(integer + (fraction or "")) * unit_bytes
     divisor = int("1" + "0" * len(fraction or ""))
     if byte_count % divisor:

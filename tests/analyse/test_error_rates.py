@@ -10,13 +10,13 @@ import pytest
 from msgspec.structs import replace
 
 from homenode.decide.alternative import group_runs
-from homenode.decide.compare import _imbalance_ratio
+from homenode.decide.compare import _compute_imbalance
 from homenode.decide.comparison import Effect, Outcome, correct_by_holm
 from homenode.decide.distributions import (
+    compute_t_quantile,
     f_upper_p,
     range_quantile,
     range_upper_p,
-    t_quantile,
     two_sided_p,
 )
 from homenode.decide.intervals import compute_interval
@@ -48,7 +48,7 @@ from tests.simulated_runs import simulated_run
 def test_quantiles_of_t_are_those_of_the_tables(
     confidence: float, freedom: float, quantile: float
 ) -> None:
-    found = t_quantile(confidence, freedom)
+    found = compute_t_quantile(confidence, freedom)
     assert found == pytest.approx(quantile, abs=2e-2 if freedom == 2.5 else 2e-6)
     assert two_sided_p(found, freedom) == pytest.approx(1 - confidence, abs=1e-9)
 
@@ -310,12 +310,12 @@ def test_the_slowest_device_counts_by_its_nearest_boots(
     metric: str, first: Sequence[float], second: Sequence[float], factor: float
 ) -> None:
     series = [replace(_series(_QUIET), shares=tuple(shares)) for shares in (first, second)]
-    assert _imbalance_ratio(series[0], series[1], METRICS[metric]) == pytest.approx(factor)
+    assert _compute_imbalance(series[0], series[1], METRICS[metric]) == pytest.approx(factor)
     for noisy in (0, 1):  # a distance within the spread of either side's devices is chance
         first_side, second_side = (
             replace(one, device_spread=0.1 if n == noisy else 0.0) for n, one in enumerate(series)
         )
-        assert _imbalance_ratio(first_side, second_side, METRICS[metric]) == 1.0
+        assert _compute_imbalance(first_side, second_side, METRICS[metric]) == 1.0
 
 
 @pytest.mark.parametrize(
@@ -445,11 +445,11 @@ def test_a_hundred_layouts_are_compared_in_seconds() -> None:
 @pytest.mark.parametrize("freedom", [0.3, 1, 1.3, 2, 7.7, 1e6])
 def test_quantiles_of_t_invert_its_tails_and_are_quickly_found(freedom: float) -> None:
     for confidence in (0.5, 0.95, 0.999999):
-        tail = two_sided_p(t_quantile(confidence, freedom), freedom)
+        tail = two_sided_p(compute_t_quantile(confidence, freedom), freedom)
         assert tail == pytest.approx(1 - confidence, rel=1e-9)
     with cpu_time_below(0.5):
         for step in range(100):
-            t_quantile(0.95, freedom + step / 1e3)
+            compute_t_quantile(0.95, freedom + step / 1e3)
 
 
 @pytest.mark.parametrize(

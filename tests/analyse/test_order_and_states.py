@@ -12,7 +12,7 @@ from homenode.bdf import Bdf
 from homenode.decide.alternative import _states_of_boots, group_runs
 from homenode.decide.compare import compare
 from homenode.decide.comparison import FEW_BOOTS, ORDER, STATES, Effect, EvidenceLevel, Outcome
-from homenode.decide.machine_facts import facts_of_runs
+from homenode.decide.machine_facts import collect_run_facts
 from homenode.decide.recommendation import Recommendation, decide, recommend
 from homenode.decide.sentences import format_effect
 from homenode.measure.results.model import Condition, Origin, Run, RunHead, Sample, Switches
@@ -83,7 +83,7 @@ def test_boots_that_contradict_each_other_stay_the_unit_though_samples_name_thei
     (effect,) = effects(runs)
     assert (effect.state, effect.boots) == (None, (3, 3))
     assert effect.outcome is Outcome.CANNOT_TELL
-    made = decide((tuple(runs)), facts_of_runs("H200", runs), Objective.MEMORY_BANDWIDTH)
+    made = decide((tuple(runs)), collect_run_facts("H200", runs), Objective.MEMORY_BANDWIDTH)
     assert made.level is EvidenceLevel.RULE
 
 
@@ -219,7 +219,7 @@ def test_the_multiple_of_drifting_layouts_is_that_of_its_interval() -> None:
             layout, levels[side], random.Random(side), starts=starts[side], noise=0.0, within=0.002
         )
     ]
-    answer = decide(runs, facts_of_runs("H200", runs), Objective.MEMORY_BANDWIDTH)
+    answer = decide(runs, collect_run_facts("H200", runs), Objective.MEMORY_BANDWIDTH)
     assert format_effect(answer) == "1.5x pin (1.5x)"
 
 

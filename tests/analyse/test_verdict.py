@@ -17,11 +17,11 @@ from homenode.decide.comparison import EvidenceLevel
 from homenode.decide.health import check_results
 from homenode.decide.machine_facts import (
     MachineFacts,
-    facts_of_host,
-    facts_of_runs,
-    runs_by_machine,
-    runs_of_kind,
+    collect_host_facts,
+    collect_run_facts,
+    group_runs_by_machine,
     select_own_runs,
+    select_runs_of_kind,
 )
 from homenode.decide.ranking import OTHER_NODE, OWN_NODE, MetricRank, Ranking, is_like_best
 from homenode.decide.recommendation import (
@@ -64,13 +64,13 @@ def published(system: str, objective: Objective) -> Recommendation:
 
 
 def facts(name: str) -> MachineFacts:
-    return facts_of_host(load_host(name))
+    return collect_host_facts(load_host(name))
 
 
 def measured(runs: Sequence[Run], objective: Objective) -> Recommendation:
     """The answer for a machine of which nothing is known but these runs."""
     evidence = tuple(runs)
-    return decide(evidence, facts_of_runs("H200", runs), objective)
+    return decide(evidence, collect_run_facts("H200", runs), objective)
 
 
 def runs_with(
@@ -157,11 +157,11 @@ def test_runs_of_a_directory_are_of_one_machine_unless_they_name_two_hosts_or_ki
         runs = [
             replace(run, head=replace(run.head, host=host, host_kind=kind)) for host, kind in hosts
         ]
-        assert list(runs_by_machine(runs)) == [run.head.system + name for name in names]
+        assert list(group_runs_by_machine(runs)) == [run.head.system + name for name in names]
 
 
 def test_runs_of_a_kind_are_those_of_other_machines_alone() -> None:
-    machine = facts_of_host(load_host("h200-xeon8558"))
+    machine = collect_host_facts(load_host("h200-xeon8558"))
     run = simulated_run("pin", {"memory-bandwidth": ("bytes_per_s", 1e11)}, random.Random(1))
     hosts = (machine.fingerprint, "other", None)
     runs = [
@@ -169,7 +169,7 @@ def test_runs_of_a_kind_are_those_of_other_machines_alone() -> None:
         for host in hosts
         for kind in (machine.kind, "another", None)
     ]
-    assert runs_of_kind(runs, machine) == {"other": (runs[3],)}
+    assert select_runs_of_kind(runs, machine) == {"other": (runs[3],)}
 
 
 @pytest.mark.parametrize(("pinned", "layout"), [("pin", "default"), ("pin-numa", "pin-bound")])
@@ -517,7 +517,7 @@ def test_runs_without_a_host_are_a_machines_if_directory_and_kind_agree() -> Non
         for changes in ({}, {"host_kind": "other"}, {"system": "other"}, {"host_kind": None})
     ]
     named = replace(run, head=replace(run.head, host="a" * 64))
-    assert select_own_runs([*runs, named], facts_of_runs("H200", runs)) == (runs[0],)
+    assert select_own_runs([*runs, named], collect_run_facts("H200", runs)) == (runs[0],)
 
 
 def test_results_of_two_hosts_are_two_verdicts_and_never_mixed() -> None:

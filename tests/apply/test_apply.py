@@ -40,7 +40,7 @@ from homenode.change.journal import ChangeEntry, ChangeState, default_root
 from homenode.change.paused_start import PausedStart, end_paused, open_paused_journal
 from homenode.cpuset import CpuSet
 from homenode.errors import HostError, InputError, ToolError, UsageError
-from homenode.safe.durable import part_name
+from homenode.safe.durable import make_part_name
 from homenode.vm.hypervisor.connection import DomainState, check_uri, parse_dominfo, parse_pins
 from homenode.vm.hypervisor.virsh import Virsh
 from tests.apply_documents import NAME, ORIGINAL, tuned
@@ -78,7 +78,7 @@ def test_apply_and_restore_remove_what_a_killed_one_left_half_written(
     monkeypatch.setattr("os.geteuid", os.getuid)  # the owner of the file below
     apply(root)
     for change in (apply, partial(restore_definition, Virsh(URI), NAME)):
-        left = DomainStore(root, URI, UUID).directory / part_name()
+        left = DomainStore(root, URI, UUID).directory / make_part_name()
         left.write_bytes(ORIGINAL[:9])
         change(root)
         assert not left.exists()

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from homenode.change.apply.define_step import edited_error
+from homenode.change.apply.define_step import make_edited_error
 from homenode.change.apply.definition import (
     apply_definition,
     forget_original,
@@ -292,12 +292,12 @@ def test_edits_of_pins_are_named_once_and_in_short() -> None:
     now = last.replace("GiB'>1", "GiB'>2")
     for i in reversed(range(8)):
         now = now.replace(f"cpuset='{i}'", f"cpuset='{i + 8}'")
-    error = edited_error("v", last.encode(), now.encode(), "")
+    error = make_edited_error("v", last.encode(), now.encode(), "")
     assert (
         error.message == "v was edited after homenode apply: memory 1 GiB, now 2 GiB; 1 more edit"
     )
     now = now.replace("GiB'>2", "GiB'>1")
-    assert edited_error("v", last.encode(), now.encode(), "").message == (
+    assert make_edited_error("v", last.encode(), now.encode(), "").message == (
         "v was edited after homenode apply: pins of vCPUs 0-7, now vCPU 0 on CPU 8, 1 on CPU 9, "
         "2 on CPU 10, 3 on CPU 11, 4 on CPU 12, 5 on CPU 13 and 2 more"
     )

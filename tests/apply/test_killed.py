@@ -20,7 +20,7 @@ import pytest
 
 from homenode.change.apply.definition import apply_definition, restore_definition
 from homenode.change.apply.store import DomainStore
-from homenode.change.journal import TO_UNDO, host_locked
+from homenode.change.journal import TO_UNDO, lock_host
 from homenode.errors import HomenodeError, InputError
 from homenode.plan.pipeline import plan_file
 from homenode.vm.hypervisor.virsh import Virsh
@@ -98,7 +98,7 @@ class Operators:
         # The machine is shared: what a run takes is learnt as we go, so that one in five is late.
         self.longest_s *= 0.9 if ended else 1.03
         self.counts["late" if ended else "killed"] += 1
-        with host_locked(domain.root, domain.virsh.connect, "tests"):  # a virsh that goes on alone
+        with lock_host(domain.root, domain.virsh.connect, "tests"):  # a virsh that goes on alone
             assert title_of(domain.definition()) == title_of(now), "an edit is lost"
             self.counts["changed"] += domain.definition() != now
         store = DomainStore(domain.root, domain.virsh.connect, domain.virsh.find_domain(UNDO).uuid)
@@ -200,7 +200,7 @@ def test_what_libvirt_does_after_ctrl_c_is_known_and_undone(
     assert daemon.definition() == owned
     (daemon.state / "late").unlink()
     wait_for(lambda: daemon.definition() != owned)
-    with host_locked(root, URI, "tests"):  # the stand-in has it from its client, as no daemon would
+    with lock_host(root, URI, "tests"):  # the stand-in has it from its client, as no daemon would
         pass
     if again:
         apply(URI, NAME, root, "pin-numa-pci")

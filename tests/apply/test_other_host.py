@@ -111,7 +111,7 @@ def test_allocations_are_those_of_now(daemon: StandIn, monkeypatch: pytest.Monke
         devices=(),
     )
     busy = replace(load_host(HERE), domains=(now,))
-    monkeypatch.setattr("homenode.vm.daemon_host._this_machine", lambda: busy)
+    monkeypatch.setattr("homenode.vm.daemon_host._read_this_machine", lambda: busy)
     assert load_daemon_host(HERE, Virsh(URI)).domains == (now,)
 
 

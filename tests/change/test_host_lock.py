@@ -21,7 +21,7 @@ from homenode.change.apply.store import journals_of_domains
 from homenode.change.journal import (
     OpenChange,
     default_root,
-    host_locked,
+    lock_host,
     lock_of_one_user,
     open_changes,
 )
@@ -120,7 +120,9 @@ class SmallHost:
             (self.state / f"{name}.uuid").write_text(uuid)
 
     def apply(self, *numbers: int) -> None:
-        with patch("homenode.vm.daemon_host._this_machine", lambda: load_host(str(self.directory))):
+        with patch(
+            "homenode.vm.daemon_host._read_this_machine", lambda: load_host(str(self.directory))
+        ):
             self._apply(numbers)
 
     def _apply(self, numbers: Sequence[int]) -> None:
@@ -174,7 +176,7 @@ def held_by_another(root: Path, connect: str) -> Iterator[int]:
 
     def hold() -> None:
         os.close(ended[1])
-        with host_locked(root, connect, "homenode apply other"):
+        with lock_host(root, connect, "homenode apply other"):
             os.write(begun[1], b".")
             os.read(ended[0], 1)
 
@@ -247,7 +249,9 @@ def test_who_waits_names_the_holder_and_gives_up(
             terminal.truncate(0)
         assert host.pins() == []
         # A dry run does not wait.
-        with patch("homenode.vm.daemon_host._this_machine", lambda: load_host(str(host.directory))):
+        with patch(
+            "homenode.vm.daemon_host._read_this_machine", lambda: load_host(str(host.directory))
+        ):
             apply(["vm0"], dry_run=True, layout="pin", quiet=True)
     host.apply(0)
     assert len(host.pins()) == 1
@@ -258,7 +262,7 @@ def test_daemons_of_one_machine_share_the_lock_and_other_machines_have_their_own
 ) -> None:
     def is_free(connect: str) -> bool:
         try:
-            with host_locked(tmp_path, connect, "homenode apply b", wait_s=0):
+            with lock_host(tmp_path, connect, "homenode apply b", wait_s=0):
                 return True
         except HostError:
             return False
@@ -283,17 +287,17 @@ def test_two_users_have_one_lock_where_both_can_reach_libvirts_directory(
     assert (lock_of_one_user(URI) is None) == is_shared
     with held_by_another(tmp_path / "root", URI) as holder:
         if not is_shared:
-            with host_locked(tmp_path / "user", URI, "homenode apply b", wait_s=0):
+            with lock_host(tmp_path / "user", URI, "homenode apply b", wait_s=0):
                 return
-        again = host_locked(tmp_path / "user", URI, "homenode apply b", wait_s=0)
+        again = lock_host(tmp_path / "user", URI, "homenode apply b", wait_s=0)
         found = f"process {holder} of user {os.getuid()}"
         with pytest.raises(HostError, match=found), again:
             pytest.fail("it was held")
-        with host_locked(tmp_path / "user", "qemu+ssh://gpu7/system", "it", wait_s=0):
+        with lock_host(tmp_path / "user", "qemu+ssh://gpu7/system", "it", wait_s=0):
             assert "gpu7" in (lock_of_one_user("qemu+ssh://gpu7/system") or "")
-    with host_locked(tmp_path / "user", URI, "homenode apply b", wait_s=0) as locks:
+    with lock_host(tmp_path / "user", URI, "homenode apply b", wait_s=0) as locks:
         assert len(locks) == 2
-        with host_locked(tmp_path / "user", "qemu:///session", "it", wait_s=0) as inside:
+        with lock_host(tmp_path / "user", "qemu:///session", "it", wait_s=0) as inside:
             assert inside == locks, "who holds it goes on"
     assert list(run.iterdir()) == []
 

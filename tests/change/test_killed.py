@@ -19,7 +19,7 @@ from homenode.change.apply.define_step import DomainChange
 from homenode.change.apply.definition import apply_definitions, restore_definition
 from homenode.change.apply.live_pins import apply_live_pins, restore_live_pins
 from homenode.change.apply.store import journals_of_domains
-from homenode.change.journal import host_locked
+from homenode.change.journal import lock_host
 from homenode.change.retrain.execution import RetrainStep, open_retrain, retrain_journal
 from homenode.errors import InputError
 from homenode.measure.access.machine import LocalMachine
@@ -117,7 +117,7 @@ class Domain:
 
     def settled(self) -> None:
         """What the killed one has started has ended; a virsh that was killed leaves its own."""
-        with host_locked(self.root, URI, "the test"):
+        with lock_host(self.root, URI, "the test"):
             for left in self.daemon.state.glob("new.*"):
                 left.unlink()
 
@@ -181,7 +181,7 @@ class Several:
         assert not parts_in(self.host.state)
 
     def check(self) -> None:
-        with host_locked(self.root, URI, "the test"):
+        with lock_host(self.root, URI, "the test"):
             now = self.host.definitions()
         assert {name for name, text in now.items() if TITLE in text} == self.edited
         known = {name for journal in journals_of_domains(self.root) for name in [journal.head.run]}

@@ -5,7 +5,7 @@ import shlex
 
 import pytest
 
-from homenode.cli.command import find_call, option_helps
+from homenode.cli.command import find_call, read_option_helps
 from homenode.cli.help import format_option, format_summary, help_lines
 from homenode.cli.main import PROGRAM
 from homenode.option import Arg
@@ -55,7 +55,7 @@ def test_every_option_has_a_row_with_its_choices_and_whether_it_may_be_repeated(
             continue
         text = format_option(one)
         assert one.help.endswith(".") and text.isascii(), one.name
-        assert option_helps(one.record).keys() <= set(one.record.__struct_fields__), one.record
+        assert read_option_helps(one.record).keys() <= set(one.record.__struct_fields__), one.record
         assert set(one.choices) <= set(re.split(r"[^\w-]+", text)), one.name
         is_said = re.search(r"repeated|repeat for each", text) is not None
         assert is_said or not one.many or isinstance(one.opt, Arg), one.name

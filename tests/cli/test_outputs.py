@@ -9,7 +9,7 @@ import pytest
 
 from homenode.cli import terminal
 from homenode.errors import HostError, UsageError
-from homenode.package_data import package_names
+from homenode.package_data import list_package_names
 from tests.command_line import NEEDS_CLUSTER, homenode
 
 DOCUMENT = str(Path(__file__).parents[2] / "demo" / "gpu-vm.xml")
@@ -76,7 +76,7 @@ def test_what_is_piped_to_standard_error_is_neither_wrapped_nor_padded(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.delenv("COLUMNS", raising=False)
-    terminal.error_console.cache_clear()
+    terminal.get_error_console.cache_clear()
     terminal.make_console.cache_clear()
     done = homenode("pool", "place", DOCUMENT, "--pool", "hgx-h100*2", "--gpus", "99")
     (refused,) = [line for line in done.stderr.splitlines() if "99 GPUs needed" in line]
@@ -98,7 +98,7 @@ def test_a_list_of_names_stands_in_columns_and_has_them_all(
 def test_findings_are_listed_by_the_groups_that_their_files_are() -> None:
     title, _, _, *lines = homenode("list", "findings", env={"COLUMNS": "80"}).stdout.splitlines()
     groups = {line.split()[0]: int(line.split()[1]) for line in lines}
-    assert set(groups) == {name.removesuffix(".toml") for name in package_names("findings")}
+    assert set(groups) == {name.removesuffix(".toml") for name in list_package_names("findings")}
     assert int(title.split()[0]) == sum(groups.values()) and len(title) <= 80
     rows = json.loads(homenode("list", "findings", "--json").stdout)
     assert len(rows) == sum(groups.values())

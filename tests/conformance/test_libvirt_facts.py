@@ -6,7 +6,7 @@ import pytest
 
 from homenode.plan.pipeline import plan_file
 from homenode.units import GIB, MIB
-from homenode.vm.domain.copy import new_domain
+from homenode.vm.domain.copy import make_domain
 from tests.conformance.libvirt import planned_of_document, read_document
 from tests.targets.written import host_named, options
 
@@ -33,7 +33,7 @@ def as_printed(text: str) -> str:
 
 @pytest.mark.parametrize(("found", "slip", "facts"), PLANTED)
 def test_a_planted_slip_is_a_difference_of_its_fact(found: str, slip: str, facts: set[str]) -> None:
-    given = new_domain(4, 4 * GIB, architecture="x86_64")
+    given = make_domain(4, 4 * GIB, architecture="x86_64")
     wanted = options("pin-numa-pci", gpu_count=2, page_bytes=2 * MIB)
     tuning = plan_file(given, "vm.xml", wanted, host_named("small-2n8c-2gpu"))
     text = as_printed(tuning.document.decode())

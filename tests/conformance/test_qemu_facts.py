@@ -6,7 +6,7 @@ from functools import cache
 import pytest
 from msgspec import structs
 
-from homenode.plan.pipeline import PlannedFile, plan_for_target, vm_of_options
+from homenode.plan.pipeline import PlannedFile, make_vm, plan_for_target
 from homenode.units import MIB
 from tests.conformance.qemu import missing, planned_of_script, read_of_script
 from tests.conformance.qemu_machine import QemuError
@@ -34,7 +34,7 @@ PLANTED = [
 @cache
 def made() -> PlannedFile:
     wanted = options("pin-numa-pci", gpu_count=2, page_bytes=2 * MIB)
-    vm = vm_of_options(wanted, "x86_64")
+    vm = make_vm(wanted, "x86_64")
     vm = structs.replace(vm, guest=structs.replace(vm.guest, iothread_ids=(1,)))
     return plan_for_target(vm, wanted, host_named("small-2n8c-2gpu"), "qemu")
 

@@ -12,7 +12,7 @@ from homenode.errors import InputError, UsageError
 from homenode.machine.description.parse import list_shipped_hosts
 from homenode.machine.pci import DeviceKind
 from homenode.machine.topology import Host
-from homenode.plan.pipeline import PlannedFile, plan_for_target, vm_of_options
+from homenode.plan.pipeline import PlannedFile, make_vm, plan_for_target
 from homenode.units import GIB, MIB
 from homenode.vm.layout import PRESETS, GuestCells
 from homenode.vm.model import Vm, VmCell
@@ -139,7 +139,7 @@ def planned_cases(
         else:
             host = random_host(draw)
             wanted = random_options(draw, host)
-            vm = vm_of_options(wanted, host.architecture)
+            vm = make_vm(wanted, host.architecture)
             vm = structs.replace(vm, guest=varied(draw, vm.guest))
         made = _planned(vm, wanted, host, target)
         if made is not None:

@@ -17,7 +17,7 @@ from homenode.machine.snapshot.protocol import MemorySnapshot
 from homenode.machine.snapshot.redact import Identities, redact
 from homenode.machine.tools import amd_smi, nvidia_smi
 from homenode.machine.topology import Host
-from homenode.show.device_groups import DeviceCard, card_extras
+from homenode.show.device_groups import DeviceCard, format_card_extras
 from homenode.units import GIB
 from homenode.vm.domain.read import read_running_domain
 from tests.mutations import survives
@@ -102,7 +102,7 @@ def test_what_a_description_says_of_parts_is_found_again() -> None:
 
 
 def test_a_card_says_how_its_gpu_is_divided() -> None:
-    extras = [card_extras(DeviceCard((gpu,))) for gpu in gpus(described())]
+    extras = [format_card_extras(DeviceCard((gpu,))) for gpu in gpus(described())]
     assert extras == [
         ("MIG 1x 3g.40gb, 1x 1g.10gb+me",),
         ("3 of 16 VFs", "vGPU 1x NVIDIA H200X-1-18C, 1x NVIDIA H200X-141C"),

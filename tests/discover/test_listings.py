@@ -6,7 +6,7 @@ from homenode.cpuset import CpuSet
 from homenode.errors import InputError
 from homenode.machine.discover.listings import combine
 from homenode.machine.topology import Host, summarise
-from homenode.vm.sources import host_of_text
+from homenode.vm.sources import parse_host
 from tests.tools.test_lscpu import TABLE
 
 NUMACTL = """\
@@ -30,7 +30,7 @@ GPU1\tSYS\t X \t\t1\t\tN/A
 
 
 def host(text: str) -> Host:
-    return host_of_text(text, "listing")
+    return parse_host(text, "listing")
 
 
 def test_lscpu_gives_cores_that_repeat_their_number_and_offline_cpus() -> None:

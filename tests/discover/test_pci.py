@@ -12,7 +12,7 @@ from homenode.machine.pci import (
     PciBar,
     PciLink,
     PortType,
-    device_kind,
+    classify_device,
     is_emulated,
 )
 from homenode.machine.snapshot.protocol import MemorySnapshot
@@ -245,7 +245,7 @@ def test_a_virtual_function_knows_its_physical_one() -> None:
 def test_class_and_ids_say_what_a_function_is(
     class_code: int, vendor: int | None, device: int | None, kind: DeviceKind
 ) -> None:
-    assert device_kind(class_code, vendor, device) is kind
+    assert classify_device(class_code, vendor, device) is kind
 
 
 def test_a_gpu_whose_firmware_gives_no_node_has_none_and_a_gap() -> None:

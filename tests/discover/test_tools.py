@@ -7,7 +7,7 @@ import pytest
 from homenode.bdf import Bdf
 from homenode.cpuset import CpuSet
 from homenode.errors import InputError
-from homenode.findings import NO_VMS, unread_vms
+from homenode.findings import NO_VMS, list_unread_vms
 from homenode.machine.discover.host import discover
 from homenode.machine.pci import DeviceLink, LinkKind
 from homenode.machine.topology import Host, MemoryKind, RunningDomain
@@ -162,9 +162,9 @@ def test_domains_are_read_one_by_one_and_a_broken_one_is_a_gap() -> None:
 
 def test_domains_that_no_one_reads_are_a_gap() -> None:
     assert NO_VMS in _reasons(_host({}, virsh_domains=DOMAINS))
-    assert unread_vms(_host({}).gaps)
+    assert list_unread_vms(_host({}).gaps)
     silent = _host({}, virsh_domains="")
-    assert NO_VMS not in _reasons(silent) and not unread_vms(silent.gaps)
+    assert NO_VMS not in _reasons(silent) and not list_unread_vms(silent.gaps)
 
 
 def test_a_reader_that_refuses_does_not_stop_discovery() -> None:

@@ -11,10 +11,10 @@ from homenode.change.retrain.execution import LinkRecords
 from homenode.change.retrain.install import (
     UNIT_NAME,
     find_dropped_links,
-    gpus_of_domain,
     has_devices,
-    libvirt_hook,
-    slot_links,
+    list_domain_gpus,
+    read_slot_links,
+    render_libvirt_hook,
     systemd_unit,
 )
 from homenode.errors import InputError
@@ -34,7 +34,7 @@ def test_a_unit_runs_before_libvirt_and_a_hook_never_stops_a_vm() -> None:
     assert "Before=libvirtd.service" in unit and "[Install]" in unit and ".socket" not in unit
     assert f"ExecStart=-'/opt/home node/bin/homenode' doctor retrain {GPU} --apply" in unit
     assert "10000:01:00.0" in unit
-    hook = libvirt_hook("/usr/bin/homenode")
+    hook = render_libvirt_hook("/usr/bin/homenode")
     assert hook.startswith("#!/bin/sh\n") and hook.rstrip().endswith("exit 0")
     assert "virsh" not in hook and "timeout" in hook
 
@@ -42,8 +42,8 @@ def test_a_unit_runs_before_libvirt_and_a_hook_never_stops_a_vm() -> None:
 def test_a_target_that_was_chosen_is_kept_at_boot_and_at_each_start() -> None:
     unit = systemd_unit([GPU], "/usr/bin/homenode", 3)
     assert f"/usr/bin/homenode doctor retrain {GPU} --target 3 --apply" in unit
-    assert 'doctor hook --target 3 -- "$1" "$2" 2>&1' in libvirt_hook("/usr/bin/homenode", 3)
-    assert "--target" not in systemd_unit([GPU], "/x") + libvirt_hook("/x")
+    assert 'doctor hook --target 3 -- "$1" "$2" 2>&1' in render_libvirt_hook("/usr/bin/homenode", 3)
+    assert "--target" not in systemd_unit([GPU], "/x") + render_libvirt_hook("/x")
 
 
 _LIBVIRT = {
@@ -97,7 +97,7 @@ def test_the_hook_asks_with_the_domains_xml_and_always_succeeds(
     )
     logger.write_text(f"#!/bin/sh\ncat > '{tmp_path}/logged'\n")
     hook = tmp_path / "hook"
-    hook.write_text(libvirt_hook(str(program)).replace("\nPATH=", f"\nPATH={tmp_path}:"))
+    hook.write_text(render_libvirt_hook(str(program)).replace("\nPATH=", f"\nPATH={tmp_path}:"))
     planted = tmp_path / "planted"
     planted.mkdir()
     for name in ("timeout", "logger"):
@@ -127,11 +127,11 @@ def test_the_hook_asks_with_the_domains_xml_and_always_succeeds(
 def test_a_hook_takes_the_domains_gpus_only() -> None:
     host = sick()
     audio_first = domain(8, [AUDIO, *gpus(SICK, 2)])
-    assert gpus_of_domain(audio_first, host) == gpus(SICK, 2)
-    assert gpus_of_domain(domain(8), host) == ()
+    assert list_domain_gpus(audio_first, host) == gpus(SICK, 2)
+    assert list_domain_gpus(domain(8), host) == ()
     assert has_devices(audio_first) and not has_devices(domain(8))
     with pytest.raises(InputError):
-        gpus_of_domain(b"<network/>", host)
+        list_domain_gpus(b"<network/>", host)
 
 
 def test_a_drop_at_vm_start_is_critical_and_only_for_the_domains_gpus() -> None:
@@ -143,7 +143,7 @@ def test_a_drop_at_vm_start_is_critical_and_only_for_the_domains_gpus() -> None:
 
 def test_a_link_that_was_narrow_before_the_start_has_not_dropped() -> None:
     host = sick()
-    before = slot_links(host, (GPU,))
+    before = read_slot_links(host, (GPU,))
     assert before == {GPU: LinkRate(5.0, 16)}
     assert list(find_dropped_links(host, (GPU,), "vm", before)) == []
     # Without a record no one knows how wide the slot is: only the speed is judged.

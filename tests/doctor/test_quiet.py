@@ -4,7 +4,7 @@ import pytest
 
 from homenode.bdf import Bdf
 from homenode.check.doctor.diagnosis import diagnose
-from homenode.check.domain.cores import rcu_nocbs
+from homenode.check.domain.cores import read_rcu_nocbs
 from homenode.cpuset import CpuSet
 from homenode.findings import Severity
 from homenode.machine.pci import DeviceKind
@@ -55,12 +55,12 @@ def test_a_governor_is_that_of_the_vcpus(slow: tuple[int, ...], found: bool) -> 
 )
 def test_rcu_nocbs_is_read_from_the_command_line(line: str, pus: str) -> None:
     there = settings(host(ISOLATED), kernel_command_line=line)
-    assert rcu_nocbs(there) == CpuSet.parse(pus)
+    assert read_rcu_nocbs(there) == CpuSet.parse(pus)
 
 
 def test_an_unknown_command_line_is_not_judged() -> None:
     there = settings(set_apart(host(ISOLATED), range(4, 8), nohz=False), kernel_command_line=None)
-    assert rcu_nocbs(there) is None
+    assert read_rcu_nocbs(there) is None
     assert "isolated-with-tick" not in ids(diagnosed(domain(2, pins=[4, 5]), there))
 
 

@@ -7,7 +7,7 @@ import pytest
 from homenode.errors import InputError, UsageError
 from homenode.vm.domain.copy import check_shared, copy_domain, make_mac, make_uuid
 from homenode.vm.domain.document import parse_document
-from homenode.vm.domain.read import nvram_file
+from homenode.vm.domain.read import find_nvram_file
 from homenode.vm.domain.schema import validate
 from tests.domain_corpus import NAMES, sample
 
@@ -133,7 +133,7 @@ def test_an_nvram_file_that_is_not_named_after_the_domain_gets_its_name_in_front
         rb"<nvram>.*</nvram>", b"<nvram type='file'><source file='/n/vm.fd'/></nvram>", FULL
     )
     for original, path in ((xml, "/var/lib/libvirt/qemu/nvram/b_vmware.fd"), (nested, "/n/b.fd")):
-        assert nvram_file(parse_document(copy_domain(original, "b"), "b")) == path
+        assert find_nvram_file(parse_document(copy_domain(original, "b"), "b")) == path
 
 
 @pytest.mark.parametrize("name", ["", " ", "a/b", "a\nb", "x" * 256, ".."])

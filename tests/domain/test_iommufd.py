@@ -7,14 +7,14 @@ import pytest
 from msgspec import structs
 
 from homenode.bdf import Bdf
-from homenode.check.domain.verification import versions_on_host
+from homenode.check.domain.verification import check_versions
 from homenode.cli.arguments.place import PlanArguments
 from homenode.cli.plan import replace_versions
 from homenode.errors import InputError, UsageError
 from homenode.machine.topology import Host
 from homenode.option import version
 from homenode.plan.pipeline import PlannedFile, plan_file
-from homenode.vm.domain.iommu import has_iommufd, smmu_buses
+from homenode.vm.domain.iommu import has_iommufd, list_smmu_buses
 from homenode.vm.domain.limits import reject_unsafe
 from homenode.vm.domain.read import build_vm, open_domain, read_vm
 from homenode.vm.domain.schema import SCHEMA_PATH, validate
@@ -156,7 +156,7 @@ def test_a_new_libvirt_gives_each_bus_of_a_grace_gpu_an_accelerated_smmu() -> No
     now = plan_file(bare, "vm.xml", PlanOptions("pin-numa-pci"), on("12.7", "11.1", "gh200x4"))
     assert now.document.count(b"<iommu model='smmuv3'>") == 2
     document, older = open_domain(once.document, "vm"), on("12.6", "11.1", "gh200x4")
-    too_old = versions_on_host(document, build_vm(document), older)
+    too_old = check_versions(document, build_vm(document), older)
     assert "<iommu model='smmuv3'><driver accel=>" in [finding.subject for finding in too_old]
 
 
@@ -178,11 +178,11 @@ def test_a_bus_with_another_device_of_the_guest_gets_no_smmu() -> None:
     host = on("12.7", "11.1", "gh200x4")
     made = grace(b"", "12.7", "11.1")
     guest = build_vm(open_domain(made.document, "vm"))
-    shared, other = smmu_buses(guest, made.plan, host)
+    shared, other = list_smmu_buses(guest, made.plan, host)
     address = next(c.address for c in guest.controllers if c.address and c.address.bus == shared)
     disk = type(address)(address.domain, shared, address.device, 7)
     guest = structs.replace(guest, addresses=(*guest.addresses, disk))
-    assert smmu_buses(guest, made.plan, host) == (other,)
+    assert list_smmu_buses(guest, made.plan, host) == (other,)
 
 
 def test_an_smmu_of_a_bus_that_is_no_more_is_removed() -> None:

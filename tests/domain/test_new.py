@@ -20,7 +20,7 @@ from homenode.machine.topology import Host
 from homenode.plan.auto import resolve_layout
 from homenode.plan.pipeline import plan_file
 from homenode.units import GIB, KIB
-from homenode.vm.domain.copy import new_domain
+from homenode.vm.domain.copy import make_domain
 from homenode.vm.domain.crosscheck import check_references
 from homenode.vm.domain.read import build_vm, open_domain, read_vm
 from homenode.vm.domain.schema import validate
@@ -31,7 +31,7 @@ from tests.seeds import draws, part
 
 def planned(host: Host, options: PlanOptions, document: bytes | None = None) -> bytes:
     """The tuned document of a VM of options alone, or of this document."""
-    xml = document or new_domain(2, GIB, architecture=host.architecture)
+    xml = document or make_domain(2, GIB, architecture=host.architecture)
     chosen = resolve_layout(read_vm(xml, "vm.xml"), options, host).options
     return plan_file(xml, "vm.xml", chosen, host).document
 
@@ -68,7 +68,7 @@ def test_a_new_domain_is_valid_on_every_host_and_planned_again_unchanged(name: s
 def test_a_new_domain_is_read_as_it_was_asked_for(
     vcpus: int, memory: int, architecture: str | None, name: str
 ) -> None:
-    xml = new_domain(vcpus, memory, architecture=architecture, name=name)
+    xml = make_domain(vcpus, memory, architecture=architecture, name=name)
     guest = read_vm(xml, "vm.xml")
     assert (guest.name, guest.vcpus) == (name, vcpus)
     assert 0 <= guest.memory_bytes - memory < KIB
@@ -79,9 +79,9 @@ def test_a_new_domain_is_read_as_it_was_asked_for(
 
 def test_what_libvirt_would_refuse_is_refused_by_name() -> None:
     with pytest.raises(UsageError, match="without / and line breaks"):
-        new_domain(1, GIB, architecture="x86_64", name="../vm")
+        make_domain(1, GIB, architecture="x86_64", name="../vm")
     with pytest.raises(InputError, match="found s390x"):
-        new_domain(1, GIB, architecture="s390x")
+        make_domain(1, GIB, architecture="s390x")
 
 
 # The real programs.
@@ -121,7 +121,7 @@ def test_libvirt_defines_a_new_domain_and_what_it_prints_is_planned_unchanged(
 ) -> None:
     host = load_host(HOST)
     options = PlanOptions(layout, gpu_count=gpus or None)
-    xml = for_tcg(new_domain(4, GIB, architecture="x86_64", name=NAME))
+    xml = for_tcg(make_domain(4, GIB, architecture="x86_64", name=NAME))
     path = tmp_path / "vm.xml"
     path.write_bytes(planned(host, options, xml))
     defined = virsh("define", "--validate", str(path))
@@ -135,7 +135,7 @@ def test_libvirt_finds_firmware_and_a_command_line_for_a_new_domain(
     libvirt: None, tmp_path: Path
 ) -> None:
     path = tmp_path / "vm.xml"
-    xml = for_tcg(new_domain(2, GIB, architecture="x86_64", name=NAME))
+    xml = for_tcg(make_domain(2, GIB, architecture="x86_64", name=NAME))
     path.write_bytes(xml.replace(b"'host-passthrough'", b"'maximum'"))
     command = virsh("domxml-to-native", "qemu-argv", "--xml", str(path))
     assert command.returncode == 0, command.stderr

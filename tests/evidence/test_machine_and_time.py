@@ -14,7 +14,7 @@ from homenode.decide.machine_facts import (
     MachineMatch,
     assign_runs,
     check_unassigned_runs,
-    facts_of_host,
+    collect_host_facts,
     match_machine,
 )
 from homenode.errors import ParseError
@@ -211,7 +211,7 @@ def test_directories_of_other_tools_are_compared_as_they_are(logs: Path) -> None
 
 
 def test_what_keeps_runs_from_counting_is_what_is_said() -> None:
-    machine = facts_of_host(load_host("hgx-h100"))
+    machine = collect_host_facts(load_host("hgx-h100"))
     heads = {
         "cpu-only": (),
         "lab-a": ("NVIDIA H100",),

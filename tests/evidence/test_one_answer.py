@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from homenode import api
 from homenode.cli.apply import plan_together
 from homenode.decide.comparison import EvidenceLevel
-from homenode.decide.machine_facts import facts_of_host, facts_of_measured
+from homenode.decide.machine_facts import collect_host_facts, collect_measured_facts
 from homenode.decide.recommendation import Recommendation, RecommendedComparison, decide
 from homenode.decide.sentences import choose_by_results
 from homenode.decide.trial_conclusion import conclude
@@ -72,7 +72,7 @@ def expected_plan(made: Recommendation, host: Host) -> tuple[object, ...]:
     """The layout of results that decide, else that of the table."""
     if made.level in (EvidenceLevel.MEASURED, EvidenceLevel.PROVISIONAL):
         return layout_of(made), made.keeps_vcpus
-    inputs = replace(auto.host_inputs(host), has_gpus=False)
+    inputs = replace(auto.build_host_inputs(host), has_gpus=False)
     choice = auto.choose_layout(made.objective, inputs)
     return PRESETS[choice.layout], choice.keep_vcpus
 
@@ -84,7 +84,7 @@ def reported(*arguments: str, host: str | None = None) -> dict[Objective, Answer
 
 
 def concluded(runs: list[Run], host: Host) -> dict[Objective, Answer]:
-    machine = facts_of_measured(runs, host)
+    machine = collect_measured_facts(runs, host)
     found = conclude(runs, "vm", "qemu:///system", (), machine)
     return {one.objective: answer(one) for one in found.recommendations}
 
@@ -107,7 +107,7 @@ def test_every_command_gives_one_answer_from_measured_figures(source: str, tmp_p
     for run in runs:
         write_run(tmp_path, run)
     evidence = tuple(runs)
-    machine = facts_of_host(host)
+    machine = collect_host_facts(host)
     without = replace(machine.inputs, has_gpus=False)
     expected = {one: answer(decide(evidence, machine, one)) for one in Objective}
     if source != "rtx5090-epyc7702":
@@ -170,7 +170,7 @@ def check_commands(system: str, objectives: tuple[Objective, ...], directory: Pa
     is_arm = host_of(system).architecture == "aarch64"
     small = SMALL.replace(b"x86_64' machine='q35'", b"aarch64' machine='virt'") if is_arm else SMALL
     document.write_bytes(small)
-    inputs = replace(auto.host_inputs(host_of(system)), has_gpus=False)
+    inputs = replace(auto.build_host_inputs(host_of(system)), has_gpus=False)
     for command, objective in zip(COMMANDS, objectives, strict=True):
         layout = PRESETS[auto.choose_layout(objective, inputs).layout]
         assert placed_with(command, document, system, objective) == layout, command

@@ -11,8 +11,8 @@ from msgspec.structs import replace
 from homenode.bdf import Bdf
 from homenode.cpuset import CpuSet, PackageIndex
 from homenode.decide.alternative import group_runs
-from homenode.decide.compare import alternatives_by_machine, compare_machines
-from homenode.decide.machine_facts import MachineFacts, facts_of_runs
+from homenode.decide.compare import compare_machines, group_alternatives
+from homenode.decide.machine_facts import MachineFacts, collect_run_facts
 from homenode.decide.matrices import build_matrices, compare_localities
 from homenode.decide.recommendation import decide_all, decide_for_machines
 from homenode.decide.sentences import (
@@ -302,7 +302,7 @@ def drawn_runs(draw: random.Random) -> list[Run]:
 def _machine(draw: random.Random, runs: Sequence[Run]) -> MachineFacts:
     """A machine whose runs some of these may be."""
     return replace(
-        facts_of_runs("made", runs),
+        collect_run_facts("made", runs),
         fingerprint="a" * 64,
         kind="kind",
         gpus=draw.choice((None, 0, 1, 4)),
@@ -355,7 +355,7 @@ def decided(number: int) -> str:
         answer_of(conclude(runs, "vm", "qemu:///system", ("--yes",), machine), head, 3),
     ]
     try:
-        values.append(compare_machines(alternatives_by_machine([("made", runs)])))
+        values.append(compare_machines(group_alternatives([("made", runs)])))
     except HomenodeError as error:
         values.append(error.message)
     return " ".join(map(values_text, values))

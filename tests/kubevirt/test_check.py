@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from homenode.cluster.kubevirt.arguments import NATIVE_GATE, ManifestOptions
 from homenode.cluster.kubevirt.check import RULES, check
 from homenode.cluster.kubevirt.manifests import GATES as WRITTEN
-from homenode.cluster.kubevirt.manifests import virtual_machine
+from homenode.cluster.kubevirt.manifests import build_virtual_machine
 from homenode.cluster.kubevirt.object import (
     Cluster,
     format_yaml,
@@ -421,7 +421,7 @@ def test_an_annotation_that_makes_no_sidecar_is_found(
 
 
 def test_the_check_finds_nothing_in_the_vm_and_the_gates_of_the_manifest() -> None:
-    text, gpu = json.dumps(virtual_machine(ManifestOptions())), {ManifestOptions().gpu: ""}
+    text, gpu = json.dumps(build_virtual_machine(ManifestOptions())), {ManifestOptions().gpu: ""}
     for host in (None, load_host(IBM), load_host("hgx-h100")):
         answer = check(read_vmi(text, "vm.yaml"), host, Cluster(GATES, permitted=gpu))
         assert not answer.findings

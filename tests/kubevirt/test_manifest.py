@@ -9,16 +9,16 @@ import yaml
 from homenode.cluster.kubevirt.arguments import HookVersion, ManifestOptions
 from homenode.cluster.kubevirt.manifests import (
     GATES,
-    guest_job,
-    hook_annotation,
-    hook_configmap,
+    build_guest_job,
+    build_hook_configmap,
+    build_hyperconverged_patch,
+    build_results_claim,
+    build_virtual_machine,
+    format_hook_annotation,
     hook_patch,
-    hyperconverged_patch,
     next_steps,
     render_manifests,
-    results_claim,
     untested_parts,
-    virtual_machine,
 )
 from homenode.cluster.kubevirt.object import format_yaml
 from homenode.errors import UsageError
@@ -31,7 +31,7 @@ def test_the_annotation_is_the_hook_s_list_for_every_version(version: HookVersio
     options = ManifestOptions(image="r.example/h:1", hook_version=version)
     text = format_yaml(hook_patch(options))
     assert max(map(len, text.splitlines())) < 100 and yaml.safe_load(text) == hook_patch(options)
-    (sidecar,) = json.loads(hook_annotation(options))
+    (sidecar,) = json.loads(format_hook_annotation(options))
     assert sidecar == {
         "args": ["--version", str(version)],
         "image": "r.example/h:1",
@@ -46,7 +46,7 @@ def test_the_annotation_is_the_hook_s_list_for_every_version(version: HookVersio
 def test_a_vm_of_two_packages_has_two_sockets_and_no_room_for_more(
     gpus: int, vcpus: int, topology: tuple[int, int, int]
 ) -> None:
-    vm = virtual_machine(ManifestOptions(gpus=gpus, vcpus=vcpus))
+    vm = build_virtual_machine(ManifestOptions(gpus=gpus, vcpus=vcpus))
     cpu = vm["spec"]["template"]["spec"]["domain"]["cpu"]
     assert (cpu["sockets"], cpu["cores"], cpu["threads"]) == topology
     assert cpu["maxSockets"] == cpu["sockets"]
@@ -57,13 +57,13 @@ def test_a_grace_gpu_needs_the_image_and_an_arm_vm_without_siblings() -> None:
     with pytest.raises(UsageError, match="only the hook's image"):
         render_manifests(ManifestOptions(**gpu))  # type: ignore[arg-type]
     options = ManifestOptions(image="r.example/h:1", **gpu)  # type: ignore[arg-type]
-    spec = virtual_machine(options)["spec"]["template"]["spec"]
+    spec = build_virtual_machine(options)["spec"]["template"]["spec"]
     assert (spec["architecture"], spec["domain"]["machine"]["type"]) == ("arm64", "virt")
     assert spec["domain"]["cpu"]["threads"] == 1
 
 
 def test_the_operator_s_annotation_adds_to_the_gates_that_there_are() -> None:
-    annotations = hyperconverged_patch()["metadata"]["annotations"]
+    annotations = build_hyperconverged_patch()["metadata"]["annotations"]
     patch = json.loads(annotations["kubevirt.kubevirt.io/jsonpatch"])
     assert [step["value"] for step in patch] == list(GATES)
     assert all(step["op"] == "add" and step["path"].endswith("/-") for step in patch)
@@ -93,8 +93,8 @@ def test_a_configmap_holds_the_hook_and_the_vm_names_it() -> None:
     options = ManifestOptions(namespace="gpu", vm="big")
     files = render_manifests(options)
     assert "Containerfile" not in files and "onDefineDomain" not in files
-    (sidecar,) = json.loads(hook_annotation(options))
-    configmap = hook_configmap(options)
+    (sidecar,) = json.loads(format_hook_annotation(options))
+    configmap = build_hook_configmap(options)
     assert sidecar == {
         "args": ["--version", "v1alpha3"],
         "configMap": {
@@ -104,7 +104,7 @@ def test_a_configmap_holds_the_hook_and_the_vm_names_it() -> None:
         },
     }
     assert configmap["metadata"]["namespace"] == "gpu"
-    assert "image" not in hook_annotation(options)
+    assert "image" not in format_hook_annotation(options)
 
 
 def test_every_step_names_a_file_that_is_written_from_where_the_command_was_run() -> None:
@@ -173,22 +173,22 @@ def test_yaml_readers_and_kubernetes_schema_take_every_file() -> None:
     odd = ManifestOptions(image="1.5", vm="on", namespace="1e3", gpu="0x10", gpu_id="10de:2330")
     for options in (OPTIONS, odd):
         files = render_manifests(options)
-        claim = results_claim(options)
+        claim = build_results_claim(options)
         expected = {
-            "vm.yaml": [virtual_machine(options)],
-            "bench-guest.yaml": [claim, guest_job(options)],
-            "hyperconverged-gates.yaml": [hyperconverged_patch()],
+            "vm.yaml": [build_virtual_machine(options)],
+            "bench-guest.yaml": [claim, build_guest_job(options)],
+            "hyperconverged-gates.yaml": [build_hyperconverged_patch()],
         }
         for name, documents in expected.items():
             assert list(yaml.safe_load_all(files[name])) == documents
-    for document in (results_claim(OPTIONS), guest_job(OPTIONS)):
+    for document in (build_results_claim(OPTIONS), build_guest_job(OPTIONS)):
         version = kubernetes_validate.latest_version()
         kubernetes_validate.validate(document, version, strict=True)
 
 
 def test_the_job_has_no_rights_beyond_its_volume() -> None:
     """As the profile "restricted" asks."""
-    pod = guest_job(OPTIONS)["spec"]["template"]["spec"]
+    pod = build_guest_job(OPTIONS)["spec"]["template"]["spec"]
     assert pod["automountServiceAccountToken"] is False
     assert pod["securityContext"]["runAsNonRoot"] is True
     assert pod["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}

@@ -16,8 +16,8 @@ from homenode.cluster.kubevirt.arguments import ManifestOptions
 from homenode.cluster.kubevirt.manifests import (
     GATES,
     GUEST_SCRIPT,
+    build_virtual_machine,
     render_manifests,
-    virtual_machine,
 )
 from homenode.errors import UsageError
 from homenode.measure.results.store import run_text
@@ -49,11 +49,11 @@ def errors(kind: str, document: Mapping[str, Any]) -> list[str]:
 
 @pytest.mark.parametrize("options", [ManifestOptions(), ManifestOptions(gpus=1, vm="on")])
 def test_the_vm_is_what_kubevirt_s_schema_says_a_vm_is(options: ManifestOptions) -> None:
-    assert errors("V1VirtualMachine", virtual_machine(options)) == []
+    assert errors("V1VirtualMachine", build_virtual_machine(options)) == []
 
 
 def test_the_schema_finds_misspelt_fields_wrong_types_and_missing_ones() -> None:
-    vm = virtual_machine(ManifestOptions())
+    vm = build_virtual_machine(ManifestOptions())
     domain = vm["spec"]["template"]["spec"]["domain"]
     domain["cpu"]["numa"]["guestmappingPassthrough"] = {}
     domain["cpu"]["cores"] = "96"

@@ -20,7 +20,7 @@ from homenode.machine.discover.host import discover
 from homenode.measure.access import remote, ssh
 from homenode.measure.access.guest_agent import GuestAgent
 from homenode.measure.access.machine import ScriptOutput
-from homenode.measure.access.remote import RemoteMachine, run_script, sh_line
+from homenode.measure.access.remote import RemoteMachine, format_sh_line, run_script
 from homenode.measure.access.ssh import HostKeyError, SshChannel
 from homenode.measure.trial.guest import GuestReach
 from homenode.process import ToolMissingError, ToolTimeoutError
@@ -457,7 +457,7 @@ WORDS = (
 @pytest.mark.parametrize("shell", [shell for shell in LOGIN_SHELLS if shutil.which(shell)])
 @pytest.mark.parametrize("word", WORDS)
 def test_a_word_is_given_on_unchanged(shell: str, word: str) -> None:
-    line = sh_line(run_script(("printf", "%s|", word, "last"), 10, "MARK"))
+    line = format_sh_line(run_script(("printf", "%s|", word, "last"), 10, "MARK"))
     done = subprocess.run([shell, "-c", line], capture_output=True, text=True, check=False)
     assert done.stdout == f"{word}|last|", done.stderr
     assert done.stderr.endswith("\nMARK 0\n")
@@ -465,6 +465,6 @@ def test_a_word_is_given_on_unchanged(shell: str, word: str) -> None:
 
 @pytest.mark.parametrize("shell", [shell for shell in LOGIN_SHELLS if shutil.which(shell)])
 def test_standard_input_stays_the_scripts(shell: str) -> None:
-    line = sh_line("read -r a; printf '%s!\\n' \"$a\"")
+    line = format_sh_line("read -r a; printf '%s!\\n' \"$a\"")
     done = subprocess.run([shell, "-c", line], input="data\n", capture_output=True, text=True)
     assert done.stdout == "data!\n", done.stderr

@@ -12,7 +12,7 @@ from homenode.machine.tools.nccl_tests import NcclTests, parse
 from homenode.machine.topology import Host
 from homenode.measure.model import BenchTest, Reader, SuiteGroup
 from homenode.measure.results.sweep import fit_sweep
-from homenode.measure.samples.gpu_tools import find_half_peak, flat_curve
+from homenode.measure.samples.gpu_tools import check_flat_curve, find_half_peak
 from homenode.measure.step_reading import read_step_results, read_tool_results
 from homenode.measure.suite import BY_BUS, HOST_COPIES
 from tests.cpu_time import cpu_time_below
@@ -221,7 +221,7 @@ FLAT = {1 << n: 0.53 if n >= 16 else 0.53 * (1 << n) / (1 << 16) for n in range(
 
 def test_a_healthy_curve_has_its_half_on_the_way_and_is_fitted() -> None:
     assert find_half_peak(sweep(CLIMBING)) == 16 << 20
-    assert flat_curve(sweep(CLIMBING), "H200") is None
+    assert check_flat_curve(sweep(CLIMBING), "H200") is None
     fit = fit_sweep([(size, rate * 1e9) for size, rate in CLIMBING.items()])
     assert fit is not None
     assert fit.rate_bytes_per_s == pytest.approx(400e9, rel=1e-6)
@@ -251,14 +251,14 @@ def test_start_up_time_and_rate_are_found_in_printed_curves(
     assert fit.rate_bytes_per_s == pytest.approx(rate * 1e9, rel=0.03)
     assert fit.start_s == pytest.approx(start_us * 1e-6, rel=0.06)
     assert fit.spread < 0.05
-    assert flat_curve(run, "x") is None
+    assert check_flat_curve(run, "x") is None
 
 
 @pytest.mark.parametrize("start_us", [10, 50, 100])
 def test_a_curve_that_one_lane_would_beat_is_a_ceiling_whatever_its_start(start_us: int) -> None:
     curve = {1 << n: (1 << n) / (start_us * 1e3 + (1 << n) / 0.53) for n in range(3, 31)}
-    assert flat_curve(sweep(curve), "8x RTX 5090") is not None
-    found = flat_curve(sweep(FLAT), "8x RTX 5090")
+    assert check_flat_curve(sweep(curve), "8x RTX 5090") is not None
+    found = check_flat_curve(sweep(FLAT), "8x RTX 5090")
     assert found is not None
     assert "GB/s, knee at 36 KiB" in found.observed
 
@@ -274,7 +274,7 @@ def test_a_curve_that_one_lane_would_beat_is_a_ceiling_whatever_its_start(start_
     ],
 )
 def test_other_curves_are_no_ceiling(rates: dict[int, float]) -> None:
-    assert flat_curve(sweep(rates), "x") is None
+    assert check_flat_curve(sweep(rates), "x") is None
 
 
 def test_a_sweep_that_moved_nothing_has_no_curve() -> None:
@@ -285,4 +285,4 @@ def test_a_sweep_that_moved_nothing_has_no_curve() -> None:
 def test_a_published_sweep_of_eight_a100_climbs() -> None:
     run = parse(shared("samples/superbench-nccl_allreduce.log").read_text())
     assert find_half_peak(run) == 16 << 20
-    assert flat_curve(run, "8 A100") is None
+    assert check_flat_curve(run, "8 A100") is None

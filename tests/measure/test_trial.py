@@ -16,7 +16,7 @@ from homenode.change.journal import ChangeEntry, ChangeState
 from homenode.decide.alternative import group_by_argument
 from homenode.decide.compare import compare
 from homenode.decide.comparison import EvidenceLevel
-from homenode.decide.machine_facts import facts_of_runs
+from homenode.decide.machine_facts import collect_run_facts
 from homenode.decide.sentences import format_sentence
 from homenode.decide.trial_conclusion import Conclusion, conclude
 from homenode.errors import HostError, UsageError
@@ -34,7 +34,7 @@ from homenode.measure.trial.journal import (
     list_trials,
 )
 from homenode.measure.trial.prepare import find_latest_trial, preflight
-from homenode.measure.trial.runner import outcome_code, run_trial, schedule_steps
+from homenode.measure.trial.runner import get_outcome_code, run_trial, schedule_steps
 from homenode.measure.trial.trial_config import BARE
 from homenode.objective import Objective
 from homenode.vm.hypervisor.virsh import Virsh
@@ -80,7 +80,7 @@ def runs_of(head: TrialHead, journal: TrialJournal) -> list[Run]:
 def conclusion(head: TrialHead, journal: TrialJournal) -> Conclusion:
     words = ("--policy", "spread")
     runs = runs_of(head, journal)
-    machine = facts_of_runs("the host", runs)
+    machine = collect_run_facts("the host", runs)
     return conclude(runs, head.argument, URI, words, machine)
 
 
@@ -96,7 +96,7 @@ def test_known_effects_come_to_the_right_verdict(
     effects: Mapping[str, float], best: str, daemon: StandIn, tmp_path: Path
 ) -> None:
     head, journal = run(tmp_path, SimulatedReach(daemon, effects), boots=3)
-    assert outcome_code(journal.load().state) == 0
+    assert get_outcome_code(journal.load().state) == 0
     found = conclusion(head, journal)
     verdict = next(
         one for one in found.recommendations if one.objective is Objective.MEMORY_BANDWIDTH
@@ -179,7 +179,7 @@ def test_a_guest_that_is_not_as_planned_is_reported_and_not_measured(
         tmp_path, SimulatedReach(daemon, EQUAL, wrong=["pin-numa"]), stated, boots=1
     )
     state = journal.load().state
-    assert outcome_code(state) == 1
+    assert get_outcome_code(state) == 1
     by_layout = {step.variant: state.outcomes[step.number] for step in schedule_steps(head)}
     assert by_layout["pin-numa"].what == EntryKind.MISMATCHED
     assert any("guest-nodes" in line for line in by_layout["pin-numa"].findings)
@@ -197,13 +197,13 @@ def test_a_wrong_key_is_named_and_the_rest_goes_on(daemon: StandIn, tmp_path: Pa
     assert "Permission denied" in by_layout["pin"].detail
     assert "key" in by_layout["pin"].detail
     assert [by_layout[one].what for one in ("default", "pin-numa")] == [EntryKind.MEASURED] * 2
-    assert outcome_code(state) == 3
+    assert get_outcome_code(state) == 3
     assert daemon.definition() == ORIGINAL
     # With the right key, what failed is tried again, and nothing else.
     before = sum(line.startswith("start") for line in daemon.commands())
     run_whole(trial_of(head, journal, tmp_path / "state", SimulatedReach(daemon, EQUAL)))
     assert sum(line.startswith("start") for line in daemon.commands()) == before + 1
-    assert outcome_code(journal.load().state) == 0
+    assert get_outcome_code(journal.load().state) == 0
 
 
 def test_a_guest_that_was_left_running_is_not_measured_as_another_boot(
@@ -240,7 +240,7 @@ def test_a_layout_that_libvirt_refuses_is_named_and_the_rest_goes_on(
     assert by_layout["pin-numa"].what == EntryKind.REJECTED
     assert "libvirt changed memory of cell 0" in by_layout["pin-numa"].detail
     assert by_layout["default"].what == EntryKind.MEASURED
-    assert outcome_code(state) == 3
+    assert get_outcome_code(state) == 3
     assert daemon.definition() == ORIGINAL
 
 
@@ -317,12 +317,12 @@ def test_a_boot_in_which_a_test_failed_is_not_measured_and_made_anew(
     assert outcome.what == EntryKind.INCOMPLETE
     assert outcome.samples
     assert any("stream" in one for one in outcome.findings)
-    assert outcome_code(state) == 1
+    assert get_outcome_code(state) == 1
     assert not state.measured_boots
     assert state.with_figures == {0}
     trial = trial_of(head, journal, tmp_path / "state", SimulatedReach(daemon, EQUAL))
     run_whole(trial)
-    assert outcome_code(journal.load().state) == 0
+    assert get_outcome_code(journal.load().state) == 0
     assert len(runs_of(head, journal)) == 1
 
 
@@ -361,7 +361,7 @@ def test_a_full_disk_is_named_and_the_vm_is_as_it_was(
     run_whole(trial_of(head, journal, tmp_path / "state", SimulatedReach(daemon, EQUAL)))
     state = journal.load().state
     assert {one.what for one in state.outcomes.values()} == {EntryKind.FAILED}
-    assert outcome_code(state) == 3
+    assert get_outcome_code(state) == 3
     assert daemon.definition() == ORIGINAL
 
 

@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from homenode.cli import trial as trial_work
 from homenode.decide.recommendation import decide_for_machines
-from homenode.decide.trial_conclusion import _undecided_pair
+from homenode.decide.trial_conclusion import _format_undecided_pair
 from homenode.errors import NOT_KNOWN
 from homenode.machine.topology import DomainMark
 from homenode.measure import runner as bench_runner
@@ -45,7 +45,7 @@ def daemon(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> StandIn:
     monkeypatch.setattr(trial_work, "default_root", lambda: tmp_path / "state")
     (tmp_path / "host.toml").write_text(TWO_NODES)
     be_host(monkeypatch, str(tmp_path / "host.toml"))
-    monkeypatch.setattr(trial_work, "static_probe", lambda given: b"probe")
+    monkeypatch.setattr(trial_work, "read_static_probe", lambda given: b"probe")
     monkeypatch.setattr(trial_work, "GuestReach", lambda *said: SimulatedReach(found, EFFECTS))
     monkeypatch.setattr(prepare, "is_emulated", lambda document: False)
     monkeypatch.setattr(guest, "_BETWEEN_S", 0.01)
@@ -81,7 +81,7 @@ def test_a_vm_that_keeps_its_place_is_named(
 ) -> None:
     kept = replace(pinned_domain("1", name="kept", running=False), mark=DomainMark.OWN)
     host = replace(load_host(str(tmp_path / "host.toml")), domains=(kept,))
-    monkeypatch.setattr("homenode.vm.daemon_host._this_machine", lambda: host)
+    monkeypatch.setattr("homenode.vm.daemon_host._read_this_machine", lambda: host)
     done = tried(tmp_path, "--dry-run", "--in-place")
     assert "--ignore-domain kept" in done.output
 
@@ -144,7 +144,7 @@ def test_layouts_that_boots_undecided_pair_apart_are_named_with_their_difference
         "(pin from default|default from pin) for memory-bandwidth: "
         "(pin|default) is [0-9.]+ ?(x|%).*, 3 boots each"
     )
-    text = _undecided_pair(answer)
+    text = _format_undecided_pair(answer)
     assert re.fullmatch(named, text)
     compared = answer.split_results(answer.metrics[0])
     assert compared is not None

@@ -16,7 +16,7 @@ from homenode.change.journal import ChangeState
 from homenode.errors import InputError, UsageError
 from homenode.measure.results.store import load_runs
 from homenode.measure.trial import guest
-from homenode.measure.trial.boot_steps import TrialDomain, held_interrupts
+from homenode.measure.trial.boot_steps import TrialDomain, hold_interrupts
 from homenode.measure.trial.journal import (
     BOOT,
     COPY,
@@ -121,7 +121,7 @@ def test_a_number_from_before_the_host_was_started_anew_is_nobodys(
 ) -> None:
     root, virsh = tmp_path / "state", Virsh(URI)
     head, journal = begun(root, wanted(tmp_path / "results", boots=1))
-    monkeypatch.setattr(guest, "host_boot", lambda virsh: BOOT_B)
+    monkeypatch.setattr(guest, "get_host_boot", lambda virsh: BOOT_B)
     changed(journal, BOOT, ChangeState.DONE, host_boot=BOOT_A, run_id="1")
     daemon.put("id", "1")  # started with the host, and the first there too
     TrialDomain(virsh, head, journal, root, 0.2).undo()
@@ -217,7 +217,7 @@ def test_figures_of_a_guest_that_restarted_itself_are_set_aside(
 
 def test_a_second_interrupt_is_reported_and_only_a_third_one_ends_the_run() -> None:
     stated: list[str] = []
-    with held_interrupts(stated.append):
+    with hold_interrupts(stated.append):
         os.kill(os.getpid(), signal.SIGINT)
         assert len(stated) == 1
         with pytest.raises(KeyboardInterrupt):

@@ -11,7 +11,7 @@ from homenode.machine.pci import DeviceKind
 from homenode.machine.topology import RunningDomain
 from homenode.measure.trial.fitting import fit
 from homenode.measure.trial.journal import KIND, EntryKind, TrialEntry, TrialHead, summarize_entries
-from homenode.measure.trial.trial_config import trial_schedule
+from homenode.measure.trial.trial_config import schedule_trial
 from homenode.vm.plan_options import PlanOptions
 from homenode.vm.sources import load_host
 from tests.apply_documents import NAME, ORIGINAL
@@ -51,8 +51,8 @@ def test_a_device_that_another_vm_has_stops_every_layout() -> None:
     st.integers(0, 1000),
 )
 def test_each_round_boots_each_layout_once(layouts: list[str], boots: int, seed: int) -> None:
-    steps = trial_schedule(layouts, boots, seed)
-    assert steps == trial_schedule(layouts, boots, seed)
+    steps = schedule_trial(layouts, boots, seed)
+    assert steps == schedule_trial(layouts, boots, seed)
     assert [step.number for step in steps] == list(range(len(layouts) * boots))
     for number in range(boots):
         of_round = [step for step in steps if step.round == number]
@@ -61,7 +61,7 @@ def test_each_round_boots_each_layout_once(layouts: list[str], boots: int, seed:
 
 
 def test_layouts_do_not_stand_in_one_order_every_round() -> None:
-    steps = trial_schedule(LAYOUTS, 20, 1)
+    steps = schedule_trial(LAYOUTS, 20, 1)
     orders = {tuple(s.variant for s in steps if s.round == number) for number in range(20)}
     assert len(orders) > 3
 
@@ -69,7 +69,7 @@ def test_layouts_do_not_stand_in_one_order_every_round() -> None:
 @pytest.mark.parametrize("bad", [[], ["pin", "pin"]])
 def test_a_layout_twice_or_none_is_refused(bad: list[str]) -> None:
     with pytest.raises(UsageError, match="--layouts"):
-        trial_schedule(bad, 1, 1)
+        schedule_trial(bad, 1, 1)
 
 
 _ENTRIES = st.lists(

@@ -18,7 +18,7 @@ from homenode.measure.results.store import read_run
 from homenode.measure.trial import guest
 from homenode.measure.trial.journal import TrialJournal
 from homenode.measure.trial.prepare import preflight, prepare
-from homenode.measure.trial.runner import outcome_code, run_trial, schedule_steps
+from homenode.measure.trial.runner import get_outcome_code, run_trial, schedule_steps
 from homenode.nccl.check import check_topology
 from homenode.process import ProgramResult
 from homenode.vm.hypervisor.virsh import Virsh
@@ -188,7 +188,7 @@ def test_each_layouts_guest_is_measured_with_and_without_its_own_topology_file(
     with journal.hold() as lock:
         run_trial(replace(trial_of(checked.head, journal, root, reach), host=host), lock)
     state = journal.load().state
-    assert outcome_code(state) == 0, list(state.outcomes.values())
+    assert get_outcome_code(state) == 0, list(state.outcomes.values())
     files = dict.fromkeys(reach.files)
     assert len(reach.files) == 2 * len(layouts)  # with and without peer access
     for file in files:

@@ -9,10 +9,10 @@ from msgspec.structs import replace
 from homenode.bdf import Bdf
 from homenode.check.verify.boot.stand_in_boot import BootOptions, boot_stand_in
 from homenode.errors import InputError
-from homenode.nccl.guest_side import bus_numbers, kernel_address, make_pending
+from homenode.nccl.guest_side import find_kernel_address, list_bus_numbers, make_pending
 from homenode.plan.stored import encode_plan, read_plan
 from homenode.vm.domain.read import build_vm, open_domain, read_vm
-from homenode.vm.guest_observation import path_of_address, paths_of_guest
+from homenode.vm.guest_observation import find_guest_path, map_guest_paths
 from homenode.vm.model import GuestAddress, GuestPciController
 from tests.nccl_documents import check_bus_numbers, side, vm
 from tests.verify_documents import DEVICES, changed, tuned
@@ -152,11 +152,11 @@ def test_any_tree_is_numbered_without_a_loop_and_each_bus_once(
         GuestPciController(i, "pcie-root-port", GuestAddress(0, bus, device, function))
         for i, (bus, device, function) in enumerate(places, start=1)
     ]
-    numbers = bus_numbers(controllers)
+    numbers = list_bus_numbers(controllers)
     assert len(set(numbers.values())) == len(numbers)
     for controller in controllers:
         assert controller.address is not None
-        path = path_of_address(controller.address, controllers)
+        path = find_guest_path(controller.address, controllers)
         assert (controller.index in numbers) is (path is not None)
 
 
@@ -166,14 +166,14 @@ def test_256_buses_are_all_there_are() -> None:
         for i in range(1, 300)
         if i <= 256
     ]
-    numbers = bus_numbers(controllers[:255])
+    numbers = list_bus_numbers(controllers[:255])
     assert max(numbers.values()) == 255
-    assert kernel_address(GuestAddress(0, 255, 1, 0), numbers) == Bdf(0, 255, 1, 0)
+    assert find_kernel_address(GuestAddress(0, 255, 1, 0), numbers) == Bdf(0, 255, 1, 0)
     high = [
         GuestPciController(1, "pcie-expander-bus", GuestAddress(0, 0, 2, 0), bus_nr=255),
         GuestPciController(2, "pcie-root-port", GuestAddress(0, 1, 0, 0)),
     ]
-    assert 2 not in bus_numbers(high)
+    assert 2 not in list_bus_numbers(high)
 
 
 # ---- the guest's own view
@@ -184,11 +184,11 @@ def test_a_capture_from_inside_the_guest_says_the_bus_ids_and_the_nodes() -> Non
     guest = guest_host()
     derived, observed = side(xml), side(xml, guest=guest)
     assert {a for a, _ in observed.bus_ids} == {a for a, _ in derived.bus_ids}
-    at_path = paths_of_guest(guest)
+    at_path = map_guest_paths(guest)
     controllers = read_vm(xml, "vm.xml").controllers
     for hostdev in read_vm(xml, "vm.xml").hostdevs:
         assert hostdev.address is not None
-        path = path_of_address(hostdev.address, controllers)
+        path = find_guest_path(hostdev.address, controllers)
         assert path is not None and observed.bus_id(hostdev.bdf) == at_path[path]
     assert observed.node_of_cell == (0, 1)
 

@@ -22,7 +22,7 @@ from homenode.nccl.topology import (
     NcclPci,
     NcclTopology,
     NcclVariant,
-    cloud_config,
+    render_cloud_config,
     write_topology,
 )
 from homenode.plan.pipeline import plan_file
@@ -405,7 +405,7 @@ def test_the_snippet_holds_the_file_unchanged_and_copies_it_at_each_boot() -> No
         children=(NcclPci(bus_id="0000:01:00.0", class_code=0x030200, gt_per_s=32.0, width=16),),
     )
     text = write_topology(NcclTopology(NcclVariant.NCCL, (cpu,)))
-    snippet = cloud_config(text)
+    snippet = render_cloud_config(text)
     assert snippet.startswith("#cloud-config\nwrite_files:\n")
     block = snippet.partition("content: |\n")[2].partition("  - path:")[0]
     assert "".join(line[6:] for line in block.splitlines(keepends=True)) == text

@@ -7,7 +7,7 @@ import pytest
 from msgspec import structs
 from msgspec.structs import replace
 
-from homenode.cli.plan import hosts_after
+from homenode.cli.plan import apply_plans
 from homenode.cpuset import CpuSet
 from homenode.errors import InputError, UsageError
 from homenode.machine.snapshot.protocol import MemorySnapshot
@@ -127,12 +127,12 @@ def test_two_plans_of_one_vm_or_of_one_device_are_refused() -> None:
 def test_plans_are_read_from_their_files(tmp_path: Path) -> None:
     path = tmp_path / "a.json"
     path.write_text(encode_plan(plan_of("a")))
-    (found,) = hosts_after((HOST,), [path])
+    (found,) = apply_plans((HOST,), [path])
     assert [one.name for one in found.domains] == ["a"]
-    assert hosts_after((HOST,), ()) == (HOST,)
+    assert apply_plans((HOST,), ()) == (HOST,)
     path.write_text("{}")
     with pytest.raises(InputError, match=r"not a homenode\.plan"):
-        hosts_after((HOST,), [path])
+        apply_plans((HOST,), [path])
 
 
 WISHES = PlanOptions(layout="pin-bound")

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from homenode.check.doctor.diagnosis import diagnose
-from homenode.decide.machine_facts import facts_of_runs
+from homenode.decide.machine_facts import collect_run_facts
 from homenode.decide.recommendation import ReasonId, decide
 from homenode.decide.sentences import choose_by_results
 from homenode.findings import Finding, Severity
@@ -22,8 +22,8 @@ from homenode.machine.description.parse import list_shipped_hosts
 from homenode.machine.pci import DeviceKind, PciDevice, has_verbs
 from homenode.machine.topology import Host, PagePool
 from homenode.objective import Objective
+from homenode.plan.auto import build_host_inputs, resolve_layout
 from homenode.plan.auto import choose_layout as table_layout
-from homenode.plan.auto import host_inputs, resolve_layout
 from homenode.plan.pipeline import PlannedFile, plan_file
 from homenode.plan.planner import plan
 from homenode.plan.request import build_layout, request_for
@@ -113,7 +113,7 @@ def test_the_answers_of_every_shipped_host_and_objective() -> None:
     assert len(rest) == 36
     for answers, names in {**OTHER_ANSWERS, (*_CELLS, "pin-numa-smt"): rest}.items():
         for name in names:
-            inputs = host_inputs(host_named(name))
+            inputs = build_host_inputs(host_named(name))
             found = tuple(table_layout(objective, inputs).layout for objective in Objective)
             assert found == answers, name
 
@@ -174,7 +174,7 @@ def test_gpus_and_rdma_nics_of_one_switch_stay_pairs_in_the_guest_and_no_others_
 def test_every_answer_binds_memory_and_shows_the_guest_what_the_table_chose(name: str) -> None:
     host = host_named(name)
     for objective in Objective:
-        inputs = replace(host_inputs(host), has_gpus=False)
+        inputs = replace(build_host_inputs(host), has_gpus=False)
         layout = build_layout(auto(host, PlanOptions("auto", objective=objective)))
         assert layout.memory is not MemoryBinding.KEEP
         assert layout.pinning is not Pinning.NONE
@@ -199,7 +199,7 @@ def test_whatever_was_measured_memory_is_bound_and_no_worse_pins_are_taken(
         simulated_run(one, {metric: (unit, data.draw(st.sampled_from((1.0, 1.3, 2.0))))}, rng)
         for one in layouts
     )
-    machine = facts_of_runs("H200", runs)
+    machine = collect_run_facts("H200", runs)
     made = decide((runs), machine, objective)
     assert made.layout is not None
     preset = PRESETS[made.layout]
@@ -227,7 +227,7 @@ def test_of_equals_the_layout_that_binds_memory_is_chosen_with_its_own_figures()
     noisy = {"memory-bandwidth": ("bytes_per_s", 0.5e11)}
     runs = [simulated_run(one, of, rng) for one in ("pin", "pin-bound")]
     runs.append(simulated_run("default", noisy, rng))
-    machine = facts_of_runs("H200", runs)
+    machine = collect_run_facts("H200", runs)
     made = decide((tuple(runs)), machine, Objective.MEMORY_BANDWIDTH)
     assert (made.choice, made.layout) == ("pin-bound", "pin-bound")
     assert made.find_reason(ReasonId.BOUND) is None

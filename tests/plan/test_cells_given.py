@@ -13,7 +13,7 @@ from homenode.plan.search.gpu_choice import NearestGpus
 from homenode.plan.search.ladder import list_fallbacks
 from homenode.plan.search.place import search_for
 from homenode.plan.search.problem import SearchProblem
-from homenode.plan.search.split import pages_within, splits_of_cells
+from homenode.plan.search.split import split_pages, splits_of_cells
 from homenode.plan.search.supply import GroupRange
 from homenode.units import GIB
 from homenode.vm.plan_options import make_cell
@@ -75,7 +75,7 @@ def test_pages_follow_the_vcpus_as_far_as_the_nodes_have_space(
 ) -> None:
     weights, space = [weight for weight, _ in cells], [limit for _, limit in cells]
     total = min(len(cells) + more, sum(space))
-    shares = pages_within(total, weights, space)
+    shares = split_pages(total, weights, space)
     assert sum(shares) == total
     for share, weight, limit in zip(shares, weights, space, strict=True):
         assert 1 <= share <= limit

@@ -106,7 +106,7 @@ def narrow(monkeypatch: pytest.MonkeyPatch) -> None:
     """A terminal of 80 columns."""
     monkeypatch.setenv("COLUMNS", "80")
     terminal.make_console.cache_clear()
-    terminal.error_console.cache_clear()
+    terminal.get_error_console.cache_clear()
 
 
 @pytest.mark.usefixtures("narrow")

@@ -7,7 +7,7 @@ from msgspec.structs import replace
 from homenode.machine.pci import PciBar
 from homenode.machine.settings import HostSettings
 from homenode.machine.topology import Host
-from homenode.plan.shape.aperture import prefetchable_window_bytes
+from homenode.plan.shape.aperture import compute_window_bytes
 from homenode.plan.shape.assemble import assemble
 from homenode.units import GIB, MIB, TIB
 from homenode.vm.layout import PRESETS
@@ -49,11 +49,11 @@ def test_eight_bars_of_128_gib_need_a_tebibyte() -> None:
 
 def test_small_bars_next_to_a_large_one_cost_its_alignment() -> None:
     devices = [d for d in with_bars(hgx_host(), 128 * GIB, 32 * MIB).pci_devices if d.bars]
-    assert prefetchable_window_bytes(devices) == 2 * TIB
-    assert prefetchable_window_bytes(devices[:3]) == TIB
-    assert prefetchable_window_bytes([]) == 0
+    assert compute_window_bytes(devices) == 2 * TIB
+    assert compute_window_bytes(devices[:3]) == TIB
+    assert compute_window_bytes([]) == 0
     plain = structs.replace(devices[0], bars=(PciBar(0, GIB, True, False),))
-    assert prefetchable_window_bytes([plain]) == 0
+    assert compute_window_bytes([plain]) == 0
 
 
 def test_nothing_is_set_where_the_default_window_suffices() -> None:

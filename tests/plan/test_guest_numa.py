@@ -12,7 +12,7 @@ from homenode.errors import InputError
 from homenode.machine.topology import MemoryKind, PagePool
 from homenode.plan.request import GuestRequest
 from homenode.plan.shape.assemble import assemble
-from homenode.plan.shape.guest_numa import memory_granule, split_memory
+from homenode.plan.shape.guest_numa import choose_granule, split_memory
 from homenode.units import GIB, KIB, MIB
 from homenode.vm.layout import PRESETS, Layout, MemoryBinding
 from homenode.vm.plan import Plan
@@ -110,11 +110,11 @@ def test_memory_that_is_no_whole_page_is_refused_with_the_nearest_sizes() -> Non
 
 
 def test_ordinary_memory_keeps_libvirts_mebibyte_where_it_can() -> None:
-    assert memory_granule(3 * MIB, None) == MIB
-    assert memory_granule(3 * MIB + 8 * KIB, None) == 4 * KIB
-    assert memory_granule(3 * MIB + KIB, None) == KIB
+    assert choose_granule(3 * MIB, None) == MIB
+    assert choose_granule(3 * MIB + 8 * KIB, None) == 4 * KIB
+    assert choose_granule(3 * MIB + KIB, None) == KIB
     with pytest.raises(InputError, match="whole pages of 1 KiB"):
-        memory_granule(3 * MIB + 1, None)
+        choose_granule(3 * MIB + 1, None)
 
 
 def test_a_flat_guest_has_one_cell_with_everything() -> None:

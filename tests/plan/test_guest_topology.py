@@ -16,7 +16,7 @@ from homenode.plan.shape.assemble import assemble
 from homenode.plan.shape.caches import guest_cpu
 from homenode.plan.shape.guest_topology import may_share_sockets
 from homenode.units import GIB, MIB
-from homenode.vm.domain.copy import new_domain
+from homenode.vm.domain.copy import make_domain
 from homenode.vm.layout import PRESETS, GuestCells, Pinning
 from homenode.vm.model import GuestCache, GuestTopology
 from homenode.vm.plan import Plan
@@ -438,7 +438,7 @@ def shown_llcs(document: bytes, host: Host) -> tuple[set[frozenset[int]], set[fr
 def test_no_size_on_an_epyc_host_leaves_a_false_l3(name: str, layout: str) -> None:
     host = load_host(name)
     for vcpus in part(range(2, 49), 0, every=5):
-        document = new_domain(vcpus, 16 * GIB, architecture="x86_64", name="vm")
+        document = make_domain(vcpus, 16 * GIB, architecture="x86_64", name="vm")
         try:
             tuned = plan_file(document, "vm", PlanOptions(layout=layout), host)
         except HomenodeError:

@@ -8,12 +8,12 @@ from homenode.check.domain.pins import pins_alone, pins_on_host
 from homenode.check.domain.verification import compare_with_plan
 from homenode.cpuset import CpuSet
 from homenode.errors import UsageError
-from homenode.plan.planner import manual_placement
+from homenode.plan.planner import build_manual_placement
 from homenode.plan.planner import plan as plan_of
 from homenode.plan.shape.assemble import assemble
 from homenode.plan.stored import domain_of_plan
 from homenode.show.explain import explain
-from homenode.show.topology_map import topology_map
+from homenode.show.topology_map import draw_topology
 from homenode.vm.domain.read import build_vm, open_domain
 from homenode.vm.layout import PRESETS, Layout, Pinning, Siblings
 from homenode.vm.model import GuestTopology
@@ -32,23 +32,23 @@ def lists(*texts: str) -> tuple[CpuSet, ...]:
 
 def test_unequal_lists_work_flat_and_with_unequal_cells() -> None:
     ranges = ManualRanges(lists("0-23", "32-51"))
-    flat = manual_placement(small_request(44, layout="pin"), ranges)
+    flat = build_manual_placement(small_request(44, layout="pin"), ranges)
     assert len(flat.vcpu_pins) == 44
     with pytest.raises(UsageError, match=r"24 .* 20") as error:
-        manual_placement(small_request(44, layout="pin-numa"), ranges)
+        build_manual_placement(small_request(44, layout="pin-numa"), ranges)
     assert error.value.hint is not None
     assert "--allow-unequal-nodes" in error.value.hint
     cells = asking(small_request(44, layout="pin-numa"), unequal_cells=True)
-    assert manual_placement(cells, ranges).vcpu_nodes == (0,) * 24 + (1,) * 20
+    assert build_manual_placement(cells, ranges).vcpu_nodes == (0,) * 24 + (1,) * 20
 
 
 def test_siblings_are_vcpus_of_their_node_core_by_core() -> None:
     ranges = ManualRanges(lists("0-1", "4-5"), lists("8-9", "12-13"))
-    placement = manual_placement(small_request(8, layout="pin-numa-smt"), ranges)
+    placement = build_manual_placement(small_request(8, layout="pin-numa-smt"), ranges)
     assert placement.vcpu_nodes == (0,) * 4 + (1,) * 4
     assert placement.threads_per_core == 2
     hidden = replace(PRESETS["pin-numa-smt"], siblings=Siblings.HIDDEN)
-    assert manual_placement(small_request(8, layout=hidden), ranges).threads_per_core == 1
+    assert build_manual_placement(small_request(8, layout=hidden), ranges).threads_per_core == 1
     assert [next(iter(pin)) for pin in placement.vcpu_pins] == [0, 8, 1, 9, 4, 12, 5, 13]
 
 
@@ -68,13 +68,13 @@ def test_lists_that_cannot_be_meant_are_refused(
     layout: str, ranges: ManualRanges, message: str
 ) -> None:
     with pytest.raises(UsageError, match=message) as error:
-        manual_placement(small_request(4, layout=layout), ranges)
+        build_manual_placement(small_request(4, layout=layout), ranges)
     assert error.value.hint
 
 
 def test_an_emulator_on_the_vcpus_pus_is_a_finding() -> None:
     request = asking(small_request(4, layout="pin"), emulator_pus=CpuSet.parse("3-4"))
-    placement = manual_placement(request, ManualRanges(lists("0-3")))
+    placement = build_manual_placement(request, ManualRanges(lists("0-3")))
     assert [f.id for f in placement.findings] == ["emulator-shares-vcpus"]
 
 
@@ -133,7 +133,7 @@ def test_the_plan_says_that_vcpus_move_and_the_map_draws_it() -> None:
     lines = [line for section in explained(explain(plan, HOST)) for line in section.lines]
     assert any("may run on any CPU of its nodes" in line for line in lines)
     assert not any("Hyper-threads kept idle" in line for line in lines)
-    assert topology_map(HOST, plan).startswith("<svg")
+    assert draw_topology(HOST, plan).startswith("<svg")
 
 
 def test_the_guest_has_cells_but_its_caches_stay_as_they_were() -> None:

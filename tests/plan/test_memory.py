@@ -8,9 +8,9 @@ from homenode.bdf import Bdf
 from homenode.cpuset import CpuSet, NodeIndex
 from homenode.findings import Rejection
 from homenode.machine.topology import Host, HostReserve, MemoryKind, PagePool
-from homenode.plan.memory import free_memory, node_memory, overhead_bytes, reserve_bytes
+from homenode.plan.memory import compute_overhead, count_node_memory, free_memory, reserve_bytes
 from homenode.plan.planner import plan
-from homenode.plan.request import GuestRequest, default_huge_page_bytes
+from homenode.plan.request import GuestRequest, choose_huge_page_bytes
 from homenode.plan.search.place import place
 from homenode.units import GIB, MIB
 from homenode.vm.plan import Relaxation, Unplannable
@@ -58,7 +58,7 @@ def test_qemu_takes_256_mib_8_a_vcpu_and_page_tables_for_ordinary_pages_and_thei
     page_bytes: int | None, devices: tuple[str, ...], mib: int
 ) -> None:
     request = small_request(4, 20 * GIB, devices=devices)
-    assert overhead_bytes(replace(request, page_bytes=page_bytes)) == mib * MIB
+    assert compute_overhead(replace(request, page_bytes=page_bytes)) == mib * MIB
 
 
 @pytest.mark.parametrize(
@@ -78,7 +78,7 @@ def test_a_node_has_room_for_the_vm_what_qemu_needs_and_the_hosts_2_gib(
     page_bytes: int | None,
 ) -> None:
     request = replace(small_request(4, 20 * GIB), page_bytes=page_bytes)
-    needed = 22 * GIB + overhead_bytes(request)
+    needed = 22 * GIB + compute_overhead(request)
     for missing, relaxations in ((0, ()), (MIB, (Relaxation.HOST_MEMORY,))):
         host = even_host(1, 1, 1, 8, 1, memory_bytes=needed - missing)
         assert place(host, request).relaxations == relaxations
@@ -99,7 +99,7 @@ def test_huge_pages_without_a_size_are_the_kernels_default(
 ) -> None:
     host = even_host(1, pools=tuple(PagePool(size, 0, 0) for size in sizes))
     settings = structs.replace(host.settings, kernel_command_line=command_line)
-    assert default_huge_page_bytes(structs.replace(host, settings=settings)) == default
+    assert choose_huge_page_bytes(structs.replace(host, settings=settings)) == default
 
 
 def test_a_vm_that_nothing_binds_has_a_finding_as_soon_as_all_nodes_lack_a_mebibyte() -> None:
@@ -192,7 +192,7 @@ def test_memory_of_an_allowed_node_without_pus_goes_with_the_nearest_node() -> N
         hints = str([r.hint for r in _rejections(structs.replace(host, nodes=nodes), request)])
         assert ("--allow-memory-node 2" in hints) is (node is not empty)
     once, twice, of_cpus = (
-        node_memory(host, asking(request, memory_nodes_allowed=nodes), keeps_reserve=True)
+        count_node_memory(host, asking(request, memory_nodes_allowed=nodes), keeps_reserve=True)
         for nodes in ((NodeIndex(2),), (NodeIndex(2), NodeIndex(2)), (NodeIndex(2), NodeIndex(0)))
     )
     assert once == twice == of_cpus

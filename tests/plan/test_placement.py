@@ -5,9 +5,9 @@ from typing import Any
 import pytest
 from msgspec import structs
 
-from homenode.plan.pipeline import vm_of_options
+from homenode.plan.pipeline import make_vm
 from homenode.plan.placement import Placement
-from homenode.plan.search.devices import distance_matrix
+from homenode.plan.search.devices import build_distance_matrix
 from homenode.units import GIB
 from homenode.vm.plan import CostTerm, Relaxation
 from homenode.vm.plan_options import PlanOptions
@@ -76,7 +76,7 @@ def test_the_last_core_and_even_memory_count_after_nearness_but_with_shared_core
 def test_a_node_of_no_single_package_is_a_package_of_its_own() -> None:
     host = even_host(1, 2)
     first = structs.replace(host.nodes[0], package=None)
-    matrix = distance_matrix(structs.replace(host, nodes=(first, *host.nodes[1:])))
+    matrix = build_distance_matrix(structs.replace(host, nodes=(first, *host.nodes[1:])))
     assert len(set(matrix.packages)) == 2
 
 
@@ -86,5 +86,5 @@ def test_a_node_of_no_single_package_is_a_package_of_its_own() -> None:
 def test_a_vm_of_options_has_the_machine_of_its_architecture(
     architecture: str | None, machine: str
 ) -> None:
-    vm = vm_of_options(PlanOptions(vcpus=2, memory_bytes=GIB), architecture).guest
+    vm = make_vm(PlanOptions(vcpus=2, memory_bytes=GIB), architecture).guest
     assert (vm.architecture, vm.machine) == (architecture or "x86_64", machine)

@@ -15,8 +15,8 @@ from homenode.cluster.pool.fits import (
     count_fits,
     examine_pool,
     free_by_node,
+    list_passable_gpus,
     parse_size,
-    passable_gpus,
     sum_of,
 )
 from homenode.cluster.pool.place import PoolRanking, rank_hosts
@@ -237,7 +237,7 @@ def test_a_vm_across_packages_counts_only_where_an_empty_host_has_it_there_too()
     spread = replace(host, domains=(host.domains[0], host.domains[1]))
     far = tuple(
         replace(vm, devices=(gpu.bdf,))
-        for vm, gpu in zip(spread.domains, passable_gpus(host)[3:5], strict=True)
+        for vm, gpu in zip(spread.domains, list_passable_gpus(host)[3:5], strict=True)
     )
     assert count_fits(replace(host, domains=far), GPU4) == 0
     assert count_fits(shipped("hgx-h100"), GPU8) == 1
@@ -283,7 +283,7 @@ def test_vms_fill_the_host_but_for_its_own_core(
 def test_a_larger_vm_never_fits_more_often(name: str) -> None:
     """From a vCPU for each node on: a VM's memory is on nodes with vCPUs only."""
     host = shipped(name)
-    memory, gpus = sum(node.memory_bytes or 0 for node in host.nodes), len(passable_gpus(host))
+    memory, gpus = sum(node.memory_bytes or 0 for node in host.nodes), len(list_passable_gpus(host))
     steps = (
         range(min(gpus, 4) + 1),
         range(sum(bool(node.pus) for node in host.nodes), len(host.cores) + 2),
@@ -324,7 +324,7 @@ def test_a_gpus_share_leaves_the_host_and_the_emulators_their_cores() -> None:
 
 def test_parts_of_a_divided_gpu_are_not_counted_as_a_gpu() -> None:
     host = shipped("hgx-h100")
-    divided = passable_gpus(host)[0].bdf
+    divided = list_passable_gpus(host)[0].bdf
     part = GpuPart(PartKind.MIG, "1g.10gb", number=1)
     devices = tuple(
         replace(one, parts=(part,)) if one.bdf == divided else one for one in host.pci_devices

@@ -8,11 +8,11 @@ from xml.etree import ElementTree
 import pytest
 from msgspec import structs
 
-from homenode.decide.machine_facts import find_machines, runs_by_machine
+from homenode.decide.machine_facts import find_machines, group_runs_by_machine
 from homenode.doc import Gallery, Items, Section, Text, format_plain, spans
 from homenode.measure.results.model import Run
 from homenode.show.effect_dots import EffectDot, EffectGroup, EffectRow, has_lines
-from homenode.show.html import html_page
+from homenode.show.html import render_page
 from homenode.show.report.across import build_across_pictures, link_speeds
 from homenode.show.report.answer import answer_section, answer_text, format_counts, list_advice
 from homenode.show.report.document import build_report, format_title
@@ -67,7 +67,7 @@ def test_machines_of_one_directory_have_the_same_names_everywhere() -> None:
             ["A on aaaaaaaa", "A on bbbbbbbb", "A on a host that is not named"],
         ),
     ):
-        assert list(runs_by_machine(runs)) == names
+        assert list(group_runs_by_machine(runs)) == names
         assert [machine.name for machine in find_machines(runs)] == names
         assert [machine.name for machine in measured(*runs)] == names
 
@@ -83,7 +83,7 @@ def test_report_answers_in_line_1_then_a_line_each(published: tuple[ReportedMach
         "  RTX 4080          review    check the pins of pin: 36 % slower than default",
     ]
     assert format_counts(published) == "9 machines; 2 answers, 1 to repair first, 1 to review first"
-    page = html_page(build_report(published, (), "now"))
+    page = render_page(build_report(published, (), "now"))
     assert "Multi GPU: pin, not pin-numa. " in page and "not used for other machines" in page
 
 
@@ -228,6 +228,6 @@ def test_the_page_has_five_links_and_its_details_on_a_page_of_their_own(
     names = [one.name for one in sections if one.name]
     assert names == ["Answers", "Machines", "Evidence", "Caveats", "Data"]
     assert sections[-1].id == "appendix"
-    html = html_page(page)
+    html = render_page(page)
     assert "#appendix:not(:target):not(:has(:target)) { display: none; }" in html
     assert 'class="grade' not in html and 'class="sure' not in html, "no badges"

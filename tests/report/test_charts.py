@@ -14,7 +14,7 @@ from homenode.show.bars import (
     ForestRow,
     build_bar_chart,
     build_forest_chart,
-    chart_scale,
+    choose_scale,
     format_range,
     format_short,
     log_steps,
@@ -24,8 +24,8 @@ from homenode.show.svg_canvas import (
     HEAT,
     PRESET_SERIES,
     SERIES,
+    number_series,
     read_css,
-    series_number,
     text_width,
 )
 from homenode.vm.layout import PRESETS
@@ -209,11 +209,11 @@ def test_ink_on_heat_is_legible() -> None:
 
 def test_presets_have_colours_of_their_own() -> None:
     assert PRESET_SERIES.keys() == PRESETS.keys(), "add the layout to show/svg_canvas.py"
-    assert len({series_number(name, 0) for name in PRESETS}) == len(PRESETS)
+    assert len({number_series(name, 0) for name in PRESETS}) == len(PRESETS)
 
 
 @given(FIGURES)
 def test_steps_are_few(high: float) -> None:
     assert len(log_steps(high, high * 1e9)) <= 7
-    assert math.isfinite(chart_scale("bytes_per_s", [high])[0])
+    assert math.isfinite(choose_scale("bytes_per_s", [high])[0])
     assert format_short(high)

@@ -23,7 +23,7 @@ from homenode.doc import (
     Text,
     Tree,
 )
-from homenode.show.html import html_for_paper, html_page
+from homenode.show.html import render_page, render_paper_html
 from homenode.show.svg_canvas import SvgCanvas
 from homenode.show.terminal_text import PrintableConsole
 from homenode.text import printable
@@ -58,14 +58,14 @@ def doc_of(text: str) -> Doc:
 
 @cache
 def attributes_of_a_page() -> frozenset[str]:
-    return frozenset(name for name, _ in parsed(html_page(doc_of("a"))).attributes)
+    return frozenset(name for name, _ in parsed(render_page(doc_of("a"))).attributes)
 
 
 @settings(max_examples=draws(75))
 @given(HOSTILE)
 def test_no_text_is_markup_of_a_page_and_none_is_lost(text: str) -> None:
     doc = doc_of(text)
-    for html in (html_page(doc), html_for_paper(doc)):
+    for html in (render_page(doc), render_paper_html(doc)):
         found = parsed(html)
         assert {name for name, _ in found.attributes} <= attributes_of_a_page()
         assert found.tags.count("script") == ("Content-Security-Policy" in html)
@@ -130,19 +130,19 @@ def test_what_is_sorted_linked_and_folded_on_a_page_is_plain_on_paper() -> None:
     doc = Doc(
         "t", (Section("s", (table, Section("more", (Text("in"),), is_open=False)), "s", "S"),)
     )
-    page, paper = html_page(doc), html_for_paper(doc)
+    page, paper = render_page(doc), render_paper_html(doc)
     for there in ('<a href="#s">x</a>', "<button", "<details><summary>more", "<nav aria-label"):
         assert there in page and there not in paper
     assert '<td class="number" data-label="b" data-order="1.5">1.5</td>' in page
 
 
 def test_every_look_of_a_terminal_has_a_class_of_the_style_sheet() -> None:
-    style = html_page(Doc("t", ())).partition("<style>")[2].partition("</style>")[0]
+    style = render_page(Doc("t", ())).partition("<style>")[2].partition("</style>")[0]
     assert not [look for look in LOOKS if not re.search(rf"\.{look}\b", style)]
 
 
 def test_a_cell_across_columns_has_no_label_and_those_after_it_their_own() -> None:
     row = ("machine", Cell(("repair first",), across=2), "Fix the link")
-    page = html_page(Doc("t", (Table(heads=("of", "a", "b", "authors"), rows=(row,)),)))
+    page = render_page(Doc("t", (Table(heads=("of", "a", "b", "authors"), rows=(row,)),)))
     assert '<td data-label="authors">Fix the link</td>' in page
     assert 'data-label="a"' not in page

@@ -22,12 +22,12 @@ from homenode.measure.results.store import write_run
 from homenode.measure.results.vantage import Vantage
 from homenode.plan.pipeline import plan_file
 from homenode.plan.stored import encode_plan
-from homenode.show.html import html_page
+from homenode.show.html import render_page
 from homenode.show.report.answer import stop_of
 from homenode.show.report.document import build_report
 from homenode.show.report.inputs import gather
 from homenode.show.report.machine import ReportedMachine, build_machines
-from homenode.show.report.pictures import product_picture
+from homenode.show.report.pictures import build_product_picture
 from homenode.vm.plan_options import PlanOptions
 from homenode.vm.sources import load_host
 from tests.explained import pictures, rows, section
@@ -175,7 +175,7 @@ def test_every_figure_of_a_machine_is_drawn(full: tuple[ReportedMachine, ...]) -
     } <= heats
     assert rows(part, "Local and remote")[0]["ratio"] == "2.50x"
     assert pictures(other, "Effects") == {}, "one layout alone is compared with nothing"
-    assert "No topology picture: no capture of the host" in html_page(made)
+    assert "No topology picture: no capture of the host" in render_page(made)
 
 
 def test_intervals_are_drawn_where_there_are_boots(full: tuple[ReportedMachine, ...]) -> None:
@@ -211,7 +211,7 @@ def test_what_the_suite_saw_is_drawn_though_states_of_runs_are_joined(tmp_path: 
         file.with_name("host.tar.gz").write_bytes(capture_host().content)
     (one,) = machines(tmp_path)
     assert set(one.guests) == {"default", "pin"}
-    page = html_page(build_report([one], (), "now"))
+    page = render_page(build_report([one], (), "now"))
     assert re.findall(r"<summary>Topology: ([^<(]*)", page) == [
         "what the suite detected under default",
         "what the suite detected under pin",
@@ -307,7 +307,7 @@ def test_a_call_that_cannot_be_meant_is_a_usage_error(arguments: tuple[str, ...]
 
 
 def test_the_page_is_well_formed_and_each_of_its_names_is_one(document: Doc) -> None:
-    parser = parsed(html_page(document))
+    parser = parsed(render_page(document))
     assert len(parser.ids) == len(set(parser.ids))
     anchors = {value for name, value in parser.attributes if name == "href"}
     assert {anchor for anchor in anchors if anchor} == {f"#{one}" for one in parser.ids} & anchors
@@ -318,7 +318,7 @@ def test_the_policy_names_the_digests_of_what_is_there(document: Doc) -> None:
     import base64
     import hashlib
 
-    html = html_page(document)
+    html = render_page(document)
     (policy,) = re.findall(r'Content-Security-Policy" content="([^"]*)"', html)
     policy = policy.replace("&#39;", "'")
     assert policy.startswith("default-src 'none'")
@@ -330,7 +330,7 @@ def test_the_policy_names_the_digests_of_what_is_there(document: Doc) -> None:
 
 def test_the_same_results_give_the_same_page(tmp_path: Path) -> None:
     results = full_results(tmp_path)
-    pages = [html_page(build_report(machines(results), (), "now")) for _ in range(2)]
+    pages = [render_page(build_report(machines(results), (), "now")) for _ in range(2)]
     assert pages[0] == pages[1]
 
 
@@ -339,7 +339,7 @@ def test_without_the_extra_the_command_says_how_to_get_it(
 ) -> None:
     monkeypatch.setitem(sys.modules, "jinja2", None)
     with pytest.raises(HostError) as error:
-        html_page(document)
+        render_page(document)
     assert "pip install 'homenode[report]'" in str(error.value)
     assert error.value.exit_code == 3
 
@@ -387,7 +387,7 @@ def test_matrix_products_are_charted_by_data_type(tmp_path: Path) -> None:
         )
         write_run(tmp_path, Run(run.head, (*run.samples, *samples)))
     (machine,) = machines(tmp_path)
-    (picture,) = product_picture(machine)
+    (picture,) = build_product_picture(machine)
     for said in ("fp32", "bf16", "803", "51", "TFLOP/s"):
         assert said in picture.svg
 
@@ -395,7 +395,7 @@ def test_matrix_products_are_charted_by_data_type(tmp_path: Path) -> None:
 def test_every_published_number_is_in_the_details_of_its_machine(
     document: Doc, published: dict[str, ReportedMachine]
 ) -> None:
-    parts = re.split(r'<section id="machine-\d+"', html_page(document))[1:]
+    parts = re.split(r'<section id="machine-\d+"', render_page(document))[1:]
     for machine, part in zip(published.values(), parts, strict=True):
         texts = re.findall(r"\d[\d,]*\.?\d*", re.sub(r"<[^>]+>", " ", part))
         shown = [float(text.replace(",", "")) for text in texts]

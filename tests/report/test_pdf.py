@@ -10,7 +10,7 @@ import pytest
 
 from homenode.errors import HostError
 from homenode.process import run
-from homenode.show.html import pdf_pages
+from homenode.show.html import render_pdf
 from tests.published_runs import DIRECTORY
 from tests.report_runs import NASTY, full_results, nasty_results, report
 
@@ -152,7 +152,7 @@ def test_nothing_is_fetched_for_paper(tmp_path: Path) -> None:
     secret = tmp_path / "secret.txt"
     secret.write_text("secret", encoding="utf-8")
     at = secret.as_uri()
-    paper = pdf_pages(
+    paper = render_pdf(
         f'<p>text<img src="{at}"><a rel="attachment" href="{at}">'
         f'<link rel="attachment" href="{at}"></p>'
     )
@@ -164,5 +164,5 @@ def test_nothing_is_fetched_for_paper(tmp_path: Path) -> None:
 def test_without_weasyprint_the_command_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "weasyprint", None)
     with pytest.raises(HostError) as error:
-        pdf_pages("<p>")
+        render_pdf("<p>")
     assert "pip install 'homenode[report]'" in str(error.value)

@@ -22,7 +22,7 @@ from homenode.measure.options import BenchOptions, BenchOutcome
 from homenode.measure.results.vantage import Vantage
 from homenode.show.device_groups import format_address, has_short_addresses
 from homenode.show.explain import explain
-from homenode.show.host_text import format_host, host_tree
+from homenode.show.host_text import build_host_tree, format_host
 from homenode.show.plan_text import format_refusal
 from homenode.show.results_text import format_bench, format_steps
 from homenode.show.terminal_text import PrintableConsole
@@ -51,21 +51,21 @@ def _printed(what: RenderableType | Doc, width: int = 100, encoding: str = "utf-
 @pytest.mark.parametrize("width", [60, 200])
 @pytest.mark.parametrize("name", HOSTS)
 def test_the_tree_fits_the_terminal_without_colour_codes_in_a_pipe(name: str, width: int) -> None:
-    text = _printed(host_tree(picture(name)[0]), width)
+    text = _printed(build_host_tree(picture(name)[0]), width)
     assert max(len(line) for line in text.splitlines()) <= width
     assert "\x1b" not in text
 
 
 @pytest.mark.parametrize("name", HOSTS)
 def test_the_tree_needs_no_unicode(name: str) -> None:
-    text = _printed(host_tree(picture(name)[0]), encoding="ascii")
+    text = _printed(build_host_tree(picture(name)[0]), encoding="ascii")
     assert "`-- " in text or "+-- " in text
 
 
 @pytest.mark.parametrize("name", HOSTS)
 def test_every_gpu_nic_and_nvswitch_is_in_the_tree(name: str) -> None:
     host = picture(name)[0]
-    text = _printed(host_tree(host), 300)
+    text = _printed(build_host_tree(host), 300)
     for device in host.pci_devices:
         if device.kind in (DeviceKind.GPU, DeviceKind.NIC, DeviceKind.NVSWITCH):
             assert format_address(device.bdf, has_short_addresses(host)) in text
@@ -86,20 +86,20 @@ def test_the_screen_of_every_host_has_its_counts_in_line_1_and_fits_40_lines(nam
 
 
 def test_the_tree_groups_what_is_alike() -> None:
-    text = _printed(host_tree(load_shipped("gh200x4").host), 300)
+    text = _printed(build_host_tree(load_shipped("gh200x4").host), 300)
     assert "nodes 5-11,13-19,21-27,29-35: no memory, generic initiator" in text
     assert "NVLink: GPUs 0-3, every pair, 6 links each" in text
     hgx = load_shipped("hgx-h100").host
     ends = ([d.bdf for d in hgx.devices_of_kind(kind)] for kind in _LINKED)
     links = tuple(DeviceLink(LinkKind.NVLINK, a, b, count=4) for a, b in product(*ends))
-    switched = _printed(host_tree(replace(hgx, links=links)), 300)
+    switched = _printed(build_host_tree(replace(hgx, links=links)), 300)
     assert switched.count("NVLink:") == 1 and "GPUs 0-7 to NVSwitch 83:00.0" in switched
-    cores = _printed(host_tree(h200_host()), 200)
+    cores = _printed(build_host_tree(h200_host()), 200)
     assert "LLC 0, L3 260 MiB: 24 cores of its 48 (0-23), CPUs 0-23,96-119" in cores
 
 
 def test_names_cannot_steer_the_terminal_or_the_markup() -> None:
-    text = _printed(host_tree(picture("odd")[0]), 120)
+    text = _printed(build_host_tree(picture("odd")[0]), 120)
     assert "\x1b" not in text and "\x07" not in text and "\x00" not in text
     assert "<vm>&\"'?[31m?" in text
 
@@ -146,7 +146,7 @@ def test_an_unplannable_request_lists_its_rejections_and_the_hint() -> None:
 def test_only_what_placement_depends_on_is_shown_of_the_kernel_command_line() -> None:
     line = "root=UUID=77 isolcpus=0-3 token=secret vfio-pci.ids=10de:2330 quiet"
     host = replace(h200_host(), settings=HostSettings(kernel_command_line=line, smt_control="on"))
-    text = _printed(host_tree(host), 120)
+    text = _printed(build_host_tree(host), 120)
     assert "on the kernel command line: isolcpus=0-3 vfio-pci.ids=10de:2330\n" in text
     assert "secret" not in text and "SMT control: on" in text
 

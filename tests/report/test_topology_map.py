@@ -14,10 +14,10 @@ from homenode.cpuset import CpuSet
 from homenode.findings import Gap
 from homenode.machine.description.parse import list_shipped_hosts
 from homenode.machine.pci import DeviceKind
-from homenode.machine.topology import host_of_nothing
+from homenode.machine.topology import make_empty_host
 from homenode.show.device_groups import format_address, has_short_addresses
 from homenode.show.svg_canvas import CELL_COLOURS, PICTURE, read_css
-from homenode.show.topology_map import topology_map
+from homenode.show.topology_map import draw_topology
 from homenode.vm.layout import PRESETS
 from homenode.vm.plan import with_vm
 from homenode.vm.sources import load_host
@@ -32,7 +32,7 @@ NAMES = sorted((*HOSTS, *PLANS))
 
 @cache
 def _map_of(name: str) -> str:
-    return topology_map(*picture(name))
+    return draw_topology(*picture(name))
 
 
 def _parsed(svg: str) -> etree._Element:
@@ -49,7 +49,7 @@ def test_no_text_is_small_or_overlaps_or_leaves_its_box(name: str) -> None:
 
 
 def test_the_assertion_itself_sees_small_and_overlapping_text() -> None:
-    svg = topology_map(h200_host())
+    svg = draw_topology(h200_host())
     with pytest.raises(AssertionError, match="at least"):
         assert_legible(svg.replace('font-size="10"', 'font-size="7.9"', 1))
     root = _parsed(svg)
@@ -90,7 +90,7 @@ def test_every_gpu_and_nic_has_a_card(name: str) -> None:
 def test_each_vcpu_sits_on_its_pu_in_the_colour_of_its_cell() -> None:
     host = h200_host()
     drawn = planned(host, "pin-numa-pci", 88, 7)
-    root = _parsed(topology_map(host, drawn))
+    root = _parsed(draw_topology(host, drawn))
     boxes = [box for box in rects(root) if box.what.startswith("pu cell")]
     texts = text_boxes(root)
     seen = {}
@@ -107,7 +107,7 @@ def test_each_vcpu_sits_on_its_pu_in_the_colour_of_its_cell() -> None:
 def test_a_gpu_hangs_below_its_node_and_has_the_colour_of_its_cell() -> None:
     host = h200_host()
     drawn = planned(host, "pin-numa-pci", 88, 7)
-    root = _parsed(topology_map(host, drawn))
+    root = _parsed(draw_topology(host, drawn))
     texts = text_boxes(root)
     node_boxes = {
         next(t.what for t in texts if t.what.startswith("node ") and box.holds(t)): box
@@ -125,7 +125,7 @@ def test_a_gpu_hangs_below_its_node_and_has_the_colour_of_its_cell() -> None:
 
 
 def test_cores_of_other_vms_are_hatched_and_their_siblings_too() -> None:
-    root = _parsed(topology_map(busy_host()))
+    root = _parsed(draw_topology(busy_host()))
     hatched = [
         rect
         for rect in root.iterchildren(f"{SVG}rect")
@@ -139,7 +139,7 @@ def test_cores_of_other_vms_are_hatched_and_their_siblings_too() -> None:
 
 def test_names_from_outside_are_text_and_nothing_else() -> None:
     host, _ = picture("odd")
-    svg = topology_map(host)
+    svg = draw_topology(host)
     root = _parsed(svg)
     assert not list(root.iter(f"{SVG}script"))
     assert "<script" not in svg and "\x1b" not in svg and "\x00" not in svg
@@ -160,23 +160,23 @@ def test_names_from_outside_are_text_and_nothing_else() -> None:
 def test_the_same_host_and_plan_give_the_same_bytes() -> None:
     host, drawn = picture("hgx-pci")
     assert drawn is not None
-    assert topology_map(host, drawn) == topology_map(load_host("hgx-h100"), replace(drawn))
+    assert draw_topology(host, drawn) == draw_topology(load_host("hgx-h100"), replace(drawn))
 
 
 def test_a_host_of_384_pus_is_drawn_in_less_than_150_ms() -> None:
     host, drawn = picture("epyc-9654-pin")
     with cpu_time_below(0.150):
-        topology_map(host, drawn)
+        draw_topology(host, drawn)
 
 
 def test_a_source_with_pci_alone_is_drawn_by_node() -> None:
     full = load_host("hgx-h100")
     host = replace(
-        host_of_nothing("lspci", (Gap("CPUs", "lspci does not show"),)),
+        make_empty_host("lspci", (Gap("CPUs", "lspci does not show"),)),
         root_complexes=full.root_complexes,
         pci_devices=full.pci_devices,
     )
-    svg = topology_map(host)
+    svg = draw_topology(host)
     assert_legible(svg)
     assert any("devices of node 1" in text for text in _texts(svg))
 
@@ -184,7 +184,7 @@ def test_a_source_with_pci_alone_is_drawn_by_node() -> None:
 def test_pus_whose_node_is_unknown_are_drawn_too() -> None:
     host = tiny_host()
     pus = tuple(structs.replace(pu, node=None) for pu in host.pus)
-    svg = topology_map(structs.replace(host, nodes=(), pus=pus, distances=None))
+    svg = draw_topology(structs.replace(host, nodes=(), pus=pus, distances=None))
     assert_legible(svg)
     assert "node unknown" in _texts(svg)
 
@@ -192,7 +192,7 @@ def test_pus_whose_node_is_unknown_are_drawn_too() -> None:
 def test_vcpus_that_share_pus_are_counted_on_each() -> None:
     host = tiny_host()
     drawn = with_vm(planned(host, "pin", 2), vcpu_pins=(CpuSet([0, 1]),) * 2)
-    svg = topology_map(host, drawn)
+    svg = draw_topology(host, drawn)
     assert_legible(svg)
     assert _texts(svg).count("2v") == 2
 
@@ -200,13 +200,13 @@ def test_vcpus_that_share_pus_are_counted_on_each() -> None:
 def test_the_emulator_on_a_vcpus_pu_is_marked() -> None:
     host = tiny_host()
     drawn = with_vm(planned(host, "pin", 1), emulator_pus=CpuSet([0]))
-    outlines = [box for box in rects(_parsed(topology_map(host, drawn))) if "outline" in box.what]
+    outlines = [box for box in rects(_parsed(draw_topology(host, drawn))) if "outline" in box.what]
     assert len(outlines) == 2  # the CPU and the legend's sample
 
 
 def test_an_unpinned_plan_colours_no_pu_and_says_why() -> None:
     host = h200_host()
-    svg = topology_map(host, planned(host, "default", 88, 7))
+    svg = draw_topology(host, planned(host, "default", 88, 7))
     assert not [box for box in rects(_parsed(svg)) if box.what.startswith("pu cell")]
     assert any("not pinned" in text for text in _texts(svg))
 
@@ -214,13 +214,13 @@ def test_an_unpinned_plan_colours_no_pu_and_says_why() -> None:
 def test_every_layout_gives_a_legible_picture() -> None:
     host = h200_host()
     for name in PRESETS:
-        assert_legible(topology_map(host, planned(host, name, 44, 7)))
+        assert_legible(draw_topology(host, planned(host, name, 44, 7)))
 
 
 def test_the_memory_of_a_cell_is_drawn_to_scale() -> None:
     host = h200_host()
     drawn = planned(host, "pin-numa", 88, memory_bytes=1024 << 30)
-    boxes = rects(_parsed(topology_map(host, drawn)))
+    boxes = rects(_parsed(draw_topology(host, drawn)))
     bars = [box for box in boxes if box.what == "bar"]
     parts = [b for b in boxes if b.what == "cell0" and any(_inside(bar, b) for bar in bars)]
     assert [round((b.right - b.left) / (bars[0].right - bars[0].left), 2) for b in parts] == [0.5]
@@ -233,7 +233,7 @@ def _inside(bar: Box, part: Box) -> bool:
 def test_a_device_of_another_vm_names_it() -> None:
     host, _ = picture("odd")
     assert Bdf.parse("10000:02:00.0") in host.domains[0].devices
-    assert any("in use by" in text for text in _texts(topology_map(host)))
+    assert any("in use by" in text for text in _texts(draw_topology(host)))
 
 
 @pytest.mark.parametrize("cell", range(CELL_COLOURS))
@@ -244,7 +244,7 @@ def test_text_on_a_cell_has_contrast(cell: int) -> None:
 
 @pytest.mark.parametrize("name", part(list_shipped_hosts(), 1))
 def test_every_shipped_host_is_drawn_legibly(name: str) -> None:
-    assert_legible(topology_map(load_host(name)))
+    assert_legible(draw_topology(load_host(name)))
 
 
 CAPTURES = sorted((SHARED / "machines" / "hwloc").glob("*.xml"))
@@ -254,12 +254,12 @@ LSPCI = SHARED / "machines" / "lspci" / "gpud-hgx-h100x8-lspci-vvv.txt"
 @pytest.mark.skipif(not CAPTURES, reason="the shared captures of real machines are not here")
 @pytest.mark.parametrize("path", CAPTURES, ids=lambda path: path.stem)
 def test_a_real_machine_is_drawn_legibly(path: Path) -> None:
-    assert_legible(topology_map(load_host(str(path))))
+    assert_legible(draw_topology(load_host(str(path))))
 
 
 @pytest.mark.skipif(not LSPCI.exists(), reason="the shared lspci capture is not here")
 def test_a_host_of_517_functions_is_drawn_legibly_alone_and_laid_over_cpus() -> None:
-    assert_legible(topology_map(load_host(str(LSPCI))))
+    assert_legible(draw_topology(load_host(str(LSPCI))))
     laid_over = load_host("xeon-2p-cpus", lspci=LSPCI)
-    assert_legible(topology_map(laid_over))
-    assert_legible(topology_map(laid_over, planned(laid_over, "pin-numa-pci", 96, 8)))
+    assert_legible(draw_topology(laid_over))
+    assert_legible(draw_topology(laid_over, planned(laid_over, "pin-numa-pci", 96, 8)))

@@ -7,14 +7,14 @@ from pathlib import Path
 import pytest
 
 from homenode.errors import HomenodeError, InputError
-from homenode.safe.input_files import host_file
+from homenode.safe.input_files import open_host_file
 
 
 def test_a_plain_file_is_opened_for_reading(tmp_path: Path) -> None:
     (tmp_path / "vm.img").write_bytes(b"content")
     (tmp_path / "link").symlink_to("vm.img")
     for name in ("vm.img", "link"):
-        with host_file(str(tmp_path / name), "disk vda") as file:
+        with open_host_file(str(tmp_path / name), "disk vda") as file:
             assert (file.is_block, file.size_bytes, file.start(3)) == (False, 7, b"con")
             descriptor = file.descriptor
         with pytest.raises(OSError, match="Bad file descriptor"):
@@ -52,7 +52,7 @@ def test_anything_else_is_refused_without_being_opened(
         server.bind("socket")
         with (
             pytest.raises(InputError, match="disk vda"),
-            host_file(path.format(tmp_path), "disk vda"),
+            open_host_file(path.format(tmp_path), "disk vda"),
         ):
             pytest.fail("it was opened")
 
@@ -64,7 +64,7 @@ def test_a_block_device_is_one() -> None:
     if found is None:
         pytest.skip("no block device here")
     try:
-        with host_file(f"/dev/{found.name}", "disk vda") as file:
+        with open_host_file(f"/dev/{found.name}", "disk vda") as file:
             assert file.is_block
     except HomenodeError as error:
         pytest.skip(f"none that can be opened: {error}")

@@ -11,11 +11,11 @@ from homenode.cluster.slurm.config import parse_config
 from homenode.cluster.slurm.gres import device_order
 from homenode.cluster.slurm.job_allocation import (
     JobAllocation,
-    allocation_by_gres,
     build_allocation,
+    build_gres_allocation,
     node_machine,
 )
-from homenode.cluster.slurm.numbering import core_order
+from homenode.cluster.slurm.numbering import build_core_order
 from homenode.cluster.slurm.record import add_tasks, look_command, parse_look
 from homenode.cluster.slurm.tools.scontrol import Job, is_asked_for, parse_scontrol_jobs
 from homenode.cluster.slurm.tools.slurm_nodes import NodeShape
@@ -181,21 +181,21 @@ def test_on_gh200_the_node_of_a_gpu_is_the_one_with_cpus() -> None:
 def test_slurm_counts_socket_by_socket_whatever_the_kernel_calls_the_pus(
     host: str, cores: list[str]
 ) -> None:
-    order = core_order(load_host(host))
+    order = build_core_order(load_host(host))
     assert [str(pus) for pus in order.pus[: len(cores)]] == cores
 
 
 @pytest.mark.parametrize("host", ["x86-2p2n8c16t-pus-interleaved", "gh200x4", "hgx-h100"])
 def test_all_ids_are_all_pus_once(host: str) -> None:
     there = load_host(host)
-    order = core_order(there)
+    order = build_core_order(there)
     ids = CpuSet(range(len(order.pus) * order.threads))
     assert order.pus_of_ids(ids, order.threads) == CpuSet(pu.index for pu in there.pus)
     assert len({order.pus_of_ids(CpuSet([i]), order.threads).bits for i in ids}) == len(ids)
 
 
 def test_one_id_per_core_is_the_whole_core() -> None:
-    order = core_order(machine(TESTBED))
+    order = build_core_order(machine(TESTBED))
     assert str(order.pus_of_ids(CpuSet([1]), 1)) == "1,33"
 
 
@@ -302,7 +302,7 @@ def test_cores_of_gres_conf_decide_where_no_machine_is_given() -> None:
     gres = device_order(parse_config(text, "gres.conf"))
     for layout, jobs in LAYOUTS.items():
         places = [
-            allocation_by_gres(job, share, SHAPE, gres)
+            build_gres_allocation(job, share, SHAPE, gres)
             for job in jobs((FILL, PLANTED, GOOD))
             for share in job.shares
         ]
@@ -314,13 +314,13 @@ def test_cores_of_gres_conf_decide_where_no_machine_is_given() -> None:
         assert finding.observed == "cores 16-19"
     (job,) = LAYOUTS["scontrol"]([PLANTED])
     beyond = device_order(parse_config(text.replace("-31", "-99"), "gres.conf"))
-    place = allocation_by_gres(job, job.shares[0], SHAPE, beyond)
+    place = build_gres_allocation(job, job.shares[0], SHAPE, beyond)
     assert place is not None and "core 99" in str(place.unknown)
     (other,) = LAYOUTS["scontrol"]([replace(PLANTED, gpus=())])
     without = build_allocation(other, other.shares[0], None, SHAPE)
     assert "unknown facts" in audit([without, place]).not_checked[0], "the first is the reason"
     detected = device_order(parse_config(f"AutoDetect=nvml\n{text}", "gres.conf"))
-    assert allocation_by_gres(job, job.shares[0], SHAPE, detected) is None
+    assert build_gres_allocation(job, job.shares[0], SHAPE, detected) is None
 
 
 def test_a_file_that_says_nothing_of_gpus_orders_none() -> None:

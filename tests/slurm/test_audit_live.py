@@ -10,7 +10,7 @@ import pytest
 from homenode.cluster.slurm.client import ask_jobs, ask_tasks
 from homenode.cluster.slurm.record import parse_record, render_hooks
 from homenode.cluster.slurm.tools.scontrol import parse_scontrol_jobs
-from homenode.cluster.slurm.tools.slurm_nodes import SHAPES_COMMAND, parse_shapes, shown_shapes
+from homenode.cluster.slurm.tools.slurm_nodes import SHAPES_COMMAND, parse_shapes, read_shapes
 from homenode.cluster.slurm.tools.squeue import parse_squeue_jobs
 from homenode.vm.host_sources import read_hosts
 from tests.command_line import homenode
@@ -70,7 +70,7 @@ def test_both_of_slurms_listings_tell_the_same(slurm: Testbed, far: str) -> None
 
 
 def test_both_of_slurms_listings_give_a_node_its_shape(slurm: Testbed) -> None:
-    shown = shown_shapes(slurm.client("scontrol", "show", "node"), "nodes")
+    shown = read_shapes(slurm.client("scontrol", "show", "node"), "nodes")
     assert shown == parse_shapes(slurm.client(*SHAPES_COMMAND)) and len(shown) == 3
 
 

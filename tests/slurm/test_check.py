@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from homenode.cluster.slurm.check import check, gpu_cores
 from homenode.cluster.slurm.config import parse_config
 from homenode.cluster.slurm.correction import correct, find_shared_lines
-from homenode.cluster.slurm.numbering import core_order
+from homenode.cluster.slurm.numbering import build_core_order
 from homenode.errors import InputError
 from homenode.findings import Findings, Severity
 from homenode.machine.topology import Host
@@ -232,7 +232,7 @@ def test_the_pair_that_is_printed_passes_the_check(seed: int) -> None:
     order = list(range(count + 1))
     draw.shuffle(order)
     kind = draw.choice(("", "large"))
-    cores = len(core_order(host).pus)
+    cores = len(build_core_order(host).pus)
     lines = []
     while order and draw.random() > 0.1:
         members, order = order[: draw.randint(1, 4)], order[4:]
@@ -277,7 +277,7 @@ def test_numbers_of_pus_are_no_numbers_of_cores() -> None:
 def test_siblings_side_by_side_are_seen_as_pus_too() -> None:
     text = TESTBED.replace("packages = 2", 'packages = 2\nnumbering = "siblings-adjacent"')
     host = machine(text)
-    assert str(core_order(host).pus[1]) == "2-3"
+    assert str(build_core_order(host).pus[1]) == "2-3"
     found = checked("Name=gpu File=/dev/nvidia[0-3] Cores=0-31\n", host, gpus=4)
     assert "gres-cores-are-cpus" in ids(found)
 
@@ -570,6 +570,6 @@ def test_a_line_about_several_lines_of_nodes_is_corrected_for_all_of_them(
 
 def _shape(host: Host) -> str:
     """Sockets as nodes, as a careful administrator declares them."""
-    order = core_order(host)
+    order = build_core_order(host)
     nodes = sum(bool(node.pus) for node in host.nodes)
     return f"{nodes}x{len(order.pus) // nodes}x{order.threads}"

@@ -9,15 +9,15 @@ from homenode.cluster.slurm.gres import (
     find_autodetect,
     find_lines,
     gres_lines,
-    node_classes,
-    node_definitions,
+    group_nodes,
+    list_node_definitions,
 )
 from homenode.cluster.slurm.tools.scontrol import gpu_count, parse_owned_gpus, parse_scontrol_jobs
 from homenode.cluster.slurm.tools.slurm_nodes import (
     NodeShape,
     compress_hostlist,
     expand_hostlist,
-    shown_shapes,
+    read_shapes,
 )
 from homenode.errors import ParseError
 from tests.cpu_time import cpu_time_below
@@ -214,7 +214,7 @@ def test_defaults_of_nodes_fill_in_what_later_lines_leave_out() -> None:
         "NodeName=c ThreadsPerCore=1 CPUs=16\n",
         "slurm.conf",
     )
-    a, b, c = node_definitions(config)
+    a, b, c = list_node_definitions(config)
     assert a.shape == NodeShape(2, 8, 2, 32) and a.gpu_types == {"": 4} and a.names == ("a1", "a2")
     assert b.shape == NodeShape(2, 4, 2, 32) and b.gpu_types == {}
     assert c.shape is not None and (c.shape.cores, c.shape.cpus) == (16, 16)
@@ -226,8 +226,8 @@ def test_shapes_are_read_from_both_layouts_of_show_node() -> None:
         "   Gres=(null)\n   RealMemory=512000 Sockets=2 Boards=1\n   State=MIXED ThreadsPerCore=2\n"
     )
     expected = {"gpu01": NodeShape(2, 16, 2, 64)}
-    assert shown_shapes(block, "nodes") == expected
-    assert shown_shapes(" ".join(block.split()) + "\n", "nodes") == expected
+    assert read_shapes(block, "nodes") == expected
+    assert read_shapes(" ".join(block.split()) + "\n", "nodes") == expected
 
 
 SECONDS = 2
@@ -253,7 +253,7 @@ def test_small_files_that_want_minutes_or_gigabytes_get_seconds(name: str) -> No
     slurm, gres = COSTLY[name]
     with cpu_time_below(SECONDS):
         try:
-            node_classes(parse_config(gres, "gres.conf"), parse_config(slurm, "slurm.conf"))
+            group_nodes(parse_config(gres, "gres.conf"), parse_config(slurm, "slurm.conf"))
         except ParseError as error:
             assert len(str(error)) < 300
 

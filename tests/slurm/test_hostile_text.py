@@ -12,11 +12,11 @@ from homenode.cluster.slurm.audit import audit
 from homenode.cluster.slurm.check import check
 from homenode.cluster.slurm.config import parse_config
 from homenode.cluster.slurm.correction import correct
-from homenode.cluster.slurm.gres import gres_lines, node_definitions
+from homenode.cluster.slurm.gres import gres_lines, list_node_definitions
 from homenode.cluster.slurm.job_allocation import build_allocation, node_machine
 from homenode.cluster.slurm.record import parse_record, recorded_allocation
 from homenode.cluster.slurm.tools.scontrol import Job, parse_scontrol_jobs
-from homenode.cluster.slurm.tools.slurm_nodes import shown_shapes
+from homenode.cluster.slurm.tools.slurm_nodes import read_shapes
 from homenode.cluster.slurm.tools.squeue import parse_squeue_jobs
 from homenode.errors import ParseError
 from tests.mutations import MUTATIONS, mutations, survives
@@ -253,12 +253,12 @@ NodeName={name} Arch=x86_64 CoresPerSocket=16
     ],
 )
 def test_a_nodes_comment_gives_no_node_another_shape(comment: str) -> None:
-    true = shown_shapes(NODE.format(name="gpu01", features="a", comment="c"), "nodes")["gpu01"]
+    true = read_shapes(NODE.format(name="gpu01", features="a", comment="c"), "nodes")["gpu01"]
     assert true is not None
     text = NODE.format(name="gpu01", features="a", comment=comment)
     text += NODE.format(name="gpu02", features="a", comment="c")
     for stored in (text, text.replace("\n   ", " ")):
-        shapes = shown_shapes(stored, "nodes")
+        shapes = read_shapes(stored, "nodes")
         assert set(shapes.values()) <= {true, None} and None in shapes.values()
         assert shapes.keys() == {"gpu01", "gpu02"}
 
@@ -276,8 +276,8 @@ def test_nodes_are_read_from_json_too() -> None:
     wrapped = {"set": True, "infinite": False, "number": 64}
     text = NODE.format(name="gpu01", features="a", comment="c")
     for given_node in (node, node | {"cpus": wrapped, "comment": "Sockets=9"}):
-        assert shown_shapes(json.dumps({"nodes": [given_node]}), "n") == shown_shapes(text, "n")
-    assert shown_shapes(json.dumps({"nodes": [{"name": "a"}]}), "n") == {"a": None}
+        assert read_shapes(json.dumps({"nodes": [given_node]}), "n") == read_shapes(text, "n")
+    assert read_shapes(json.dumps({"nodes": [{"name": "a"}]}), "n") == {"a": None}
 
 
 JOBS = (
@@ -299,7 +299,7 @@ def audited(parse: Callable[[str], tuple[Job, ...]]) -> Callable[[str], object]:
     there = node_machine(machine(TESTBED))
 
     def audit_of(text: str) -> object:
-        shapes = shown_shapes(NODES, "nodes")
+        shapes = read_shapes(NODES, "nodes")
         return audit(
             build_allocation(job, share, there, shapes.get(share.node))
             for job in parse(text)
@@ -314,7 +314,7 @@ LISTINGS: dict[str, tuple[str, Callable[[str], object]]] = {
     "squeue of 22.05": (squeue_2205(JOBS), audited(parse_squeue_jobs)),
     "squeue of 23.02": (squeue_2302(JOBS), audited(parse_squeue_jobs)),
     "squeue of 24.05": (squeue_2405(JOBS), audited(parse_squeue_jobs)),
-    "show node": (NODES, lambda text: shown_shapes(text, "nodes")),
+    "show node": (NODES, lambda text: read_shapes(text, "nodes")),
     "record": (RECORD, lambda text: audit([recorded_allocation(parse_record(text, "r"))])),
 }
 
@@ -331,7 +331,7 @@ def test_a_damaged_configuration_is_read_or_refused_with_its_line() -> None:
         try:
             config = parse_config(damaged, "file")
             gres_lines(config)
-            node_definitions(config)
+            list_node_definitions(config)
         except ParseError as error:
             assert error.line is not None and 1 <= error.line <= damaged.count("\n") + 1, damaged
         else:

@@ -12,7 +12,7 @@ from homenode.cluster.slurm.config import parse_config
 from homenode.cluster.slurm.gres import device_order
 from homenode.cluster.slurm.job_allocation import build_allocation, node_machine
 from homenode.cluster.slurm.tools.scontrol import parse_scontrol_jobs
-from homenode.cluster.slurm.tools.slurm_nodes import shown_shapes
+from homenode.cluster.slurm.tools.slurm_nodes import read_shapes
 from tests.slurm import testbed
 from tests.slurm.gpu_nodes import TESTBED, machine
 
@@ -49,7 +49,7 @@ def test_its_numbers_are_places_in_gres_conf_and_its_ids_threads(slurm: testbed.
         assert time.monotonic() < end, slurm.client("squeue")
         time.sleep(0.2)
     jobs = parse_scontrol_jobs(slurm.client("scontrol", "show", "job", "-d"))
-    shape = shown_shapes(slurm.client("scontrol", "show", "node", "gpu01"), "nodes")["gpu01"]
+    shape = read_shapes(slurm.client("scontrol", "show", "node", "gpu01"), "nodes")["gpu01"]
     # What stands behind a device file is known by its name alone, as with /dev/nvidiaN.
     text = (slurm.base / "gres.conf").read_text().replace(f"{slurm.base}/gpu/gpu", "/dev/nvidia")
     numbers = device_order(parse_config(text, "gres.conf")).list_numbers("gpu01")

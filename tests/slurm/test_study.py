@@ -21,10 +21,10 @@ from homenode.cluster.slurm.study.experiments import (
     check_options,
     choose_bound_nodes,
     choose_nodes,
+    format_script_name,
     job_name,
     plan_experiments,
     render_script,
-    script_name,
 )
 from homenode.cluster.slurm.study.run import find_unrecorded, list_statuses
 from homenode.cluster.slurm.tools.slurm_nodes import ClusterNode, parse_nodes
@@ -32,7 +32,7 @@ from homenode.cluster.slurm.tools.squeue import JobState, QueuedJob, needs_someb
 from homenode.errors import UsageError
 from homenode.measure.experiment import Progress, TaskState, TaskStatus
 from homenode.show.terminal_text import PrintableConsole
-from homenode.show.trial_text import format_missing, progress_view
+from homenode.show.trial_text import build_progress_view, format_missing
 from homenode.text import format_duration
 from homenode.vm.sources import load_host
 from tests.command_line import homenode
@@ -228,7 +228,7 @@ def test_shellcheck_finds_nothing(tmp_path: Path) -> None:
     # Not the hostile words: it asks whether those are meant to stay as they are.
     made = directory.create(study(replace(HOSTILE, app=("gmx", "mdrun", "-s", "my input.tpr"))))
     directory.close()
-    kinds = {one.mode: script_name(one) for one in made.experiments}
+    kinds = {one.mode: format_script_name(one) for one in made.experiments}
     subprocess.run(
         ["shellcheck", "-e", "SC1091", *kinds.values()], cwd=tmp_path / "study", check=True
     )
@@ -401,14 +401,14 @@ def test_a_job_that_was_submitted_and_not_written_down_is_found_by_its_name() ->
     row = QueuedJob("77", None, JobState.PENDING, "PENDING", job_name("abc123", one.id), "")
     other = QueuedJob("78", None, JobState.PENDING, "PENDING", "hn-zzz-x", "")
     assert list(find_unrecorded(made, (row, other))) == [(one.id, "77")]
-    assert script_name(one) == f"jobs/{one.id}.sbatch"
+    assert format_script_name(one) == f"jobs/{one.id}.sbatch"
 
 
 def test_the_view_of_a_large_study_shows_what_needs_a_look_and_counts_the_rest() -> None:
     tasks = [TaskStatus(f"e{n}", 0, TaskState.DONE, str(n), "") for n in range(90)]
     tasks.append(TaskStatus("bad", 0, TaskState.FAILED, "99", "NonZeroExitCode"))
     out = io.StringIO()
-    PrintableConsole(file=out, width=80).print(progress_view(Progress(tuple(tasks))))
+    PrintableConsole(file=out, width=80).print(build_progress_view(Progress(tuple(tasks))))
     lines = out.getvalue().splitlines()
     assert len(lines) < 40
     assert "NonZeroExitCode" in lines[1], "below the heads"

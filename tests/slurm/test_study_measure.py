@@ -18,7 +18,7 @@ from homenode.cluster.slurm.study.directory import StudyDirectory, read_study
 from homenode.cluster.slurm.study.evidence import StudySources, parse_collective, parse_record
 from homenode.cluster.slurm.study.experiments import Experiment, NodeSharing, Study, render_script
 from homenode.cluster.slurm.study.locality import CGROUP, VISIBLE, parse_gpus
-from homenode.cluster.slurm.study.maps import StudyMatrix, slow_copies
+from homenode.cluster.slurm.study.maps import StudyMatrix, find_slow_copies
 from homenode.cluster.slurm.study.report import study_report
 from homenode.measure.results.model import Origin
 
@@ -246,16 +246,16 @@ def test_slow_nodes_are_named_with_their_slowest_place() -> None:
         "n3": [40.0, 38.0, 40.0, 46.0],
         "n4": [51.0, 50.0, 50.0, 50.0],
     }
-    found = {one.node: one.part for one in slow_copies(on_nodes(of_nodes))}
+    found = {one.node: one.part for one in find_slow_copies(on_nodes(of_nodes))}
     assert found == {"n2": "b from NUMA node 0", "n3": "a from NUMA node 0 and 2 more"}
-    assert slow_copies(on_nodes({"n1": [50] * 4, "n2": [10] * 4})) == ()
+    assert find_slow_copies(on_nodes({"n1": [50] * 4, "n2": [10] * 4})) == ()
 
 
 def test_of_two_nodes_that_have_a_gpu_nothing_says_which_is_slow() -> None:
     three = on_nodes({"n1": [50.0] * 4, "n2": [50.0] * 4, "n3": [50.0] * 4})
     fewer = replace(three[0], node="n3", columns=("a",), cells=((50.0,),), homes=(0,))
     slow = replace(three[1], cells=((50.0, 30.0, 50.0, 50.0),))
-    assert slow_copies((three[0], slow, fewer)) == ()
+    assert find_slow_copies((three[0], slow, fewer)) == ()
 
 
 def test_an_all_reduce_that_failed_is_a_gap() -> None:

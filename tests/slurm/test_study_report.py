@@ -32,14 +32,14 @@ from homenode.cluster.slurm.study.report import (
     RecommendedQueue,
     StudyReport,
     compare_jobs,
-    copies_as_runs,
+    convert_copies,
     study_report,
 )
 from homenode.cluster.slurm.study.text import (
+    build_study_page,
+    build_study_summary,
     effect_cells,
     format_slurm_study,
-    slurm_study_page,
-    slurm_study_summary,
 )
 from homenode.cpuset import CpuSet
 from homenode.decide.alternative import group_runs
@@ -60,7 +60,7 @@ from homenode.measure.results.model import (
 )
 from homenode.measure.results.vantage import Vantage
 from homenode.metrics import POWER
-from homenode.show.html import html_page
+from homenode.show.html import render_page
 from homenode.show.terminal_text import PrintableConsole
 from homenode.vm.layout import PRESETS
 from homenode.vm.sources import load_host
@@ -160,10 +160,10 @@ next      homenode slurm report data --explain
 def test_the_summary_has_a_row_for_each_kind_of_work_and_what_is_unknown(gh200: Path) -> None:
     report = structs.replace(of_directory(gh200), source="data")
     next_command = "homenode slurm report data --explain"
-    assert text_of(slurm_study_summary(report, next_command), 80) == SUMMARY
+    assert text_of(build_study_summary(report, next_command), 80) == SUMMARY
     gap = Gap("n1", "its log is damaged")
     more = structs.replace(report, missing=("a", "b", "c"), gaps=(gap, gap), systems=("x", "y"))
-    text = text_of(slurm_study_summary(more, next_command), 80)
+    text = text_of(build_study_summary(more, next_command), 80)
     assert "missing   a; b and 1 more" in text and "n1: its log is damaged" in text
     assert len(SUMMARY.splitlines()) < len(text.splitlines()) <= 25
 
@@ -345,7 +345,7 @@ def test_figures_of_a_stand_in_are_marked_in_every_output(tmp_path: Path) -> Non
     report = of_directory(tmp_path)
     assert json.loads(encode("slurm-report", report))["replayed"] == ["made up"]
     assert "REPLAYED: made up. GPU results here do not describe" in text_of(report)
-    page = html_page(slurm_study_page(report, "now"))
+    page = render_page(build_study_page(report, "now"))
     assert "REPLAYED: made up. GPU results here do not describe" in page
     said = (Condition("replayed", "made up"),)
     one = judged(run_of("a", origin=Origin.SYNTHESISED, conditions=said), {})
@@ -544,7 +544,7 @@ def test_the_report_is_a_page_of_its_own(gh200: Path, monkeypatch: pytest.Monkey
 def test_what_files_say_is_no_markup_of_the_page(gh200: Path) -> None:
     hostile = "<script>TITLE {x} <p>MADE</p>\x1b[31m"
     found = structs.replace(of_directory(gh200), source=hostile, missing=("<b>job</b>",))
-    page = html_page(slurm_study_page(found, "then & there"))
+    page = render_page(build_study_page(found, "then & there"))
     assert page.count("<script") == 1 and "<b>" not in page and "\x1b" not in page
     assert "{x}" in page and "&lt;b&gt;job&lt;/b&gt;" in page
     assert page.count("then &amp; there</footer>") == 1 and page.count("&lt;p&gt;MADE") == 2
@@ -579,7 +579,7 @@ def test_a_study_of_bindings_has_the_intervals_of_a_trial_of_layouts() -> None:
         for node, of_node in rates.items()
         for number, rate in enumerate(of_node)
     ]
-    runs = list(copies_as_runs(jobs))
+    runs = list(convert_copies(jobs))
     near, far = ([run for run in runs if run.head.arrangement == one] for one in (NEAR, FAR))
     boots = [
         [
@@ -661,7 +661,7 @@ def test_what_sharing_changes_rests_on_the_users_own_program_alone() -> None:
 
 def test_the_page_has_the_studys_figures_as_charts_and_tables(gh200: Path) -> None:
     report = of_directory(gh200)
-    page = html_page(slurm_study_page(report, "now"))
+    page = render_page(build_study_page(report, "now"))
     drawn = re.findall(r'<svg class="chart" role="img" aria-label="([^"]*)"', page)
     assert drawn[:3] == [
         "the node: host to device",

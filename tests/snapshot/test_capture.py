@@ -20,7 +20,7 @@ from homenode.machine.snapshot.capture import (
     capture_host,
     collect_over_ssh,
 )
-from homenode.machine.snapshot.collector import collector_script, parse_collected
+from homenode.machine.snapshot.collector import build_collector_script, parse_collected
 from homenode.machine.snapshot.contents import COMMAND_OF_NAME
 from homenode.machine.snapshot.gather import check_manifest, gather
 from homenode.machine.snapshot.live import LiveSnapshot
@@ -234,7 +234,7 @@ def test_a_tool_that_hangs_is_stopped(tmp_path: Path, monkeypatch: pytest.Monkey
 @pytest.mark.parametrize("shell", SHELLS)
 def test_the_collector_reads_what_a_live_capture_reads(shell: tuple[str, ...], tools: Path) -> None:
     before = gather(LiveSnapshot()).snapshot
-    printed = run(shell, 300, collector_script()).stdout_or_raise()
+    printed = run(shell, 300, build_collector_script()).stdout_or_raise()
     here = gather(LiveSnapshot()).snapshot
     collected = parse_collected(printed, "here")
     there = gather(collected).snapshot
@@ -262,7 +262,7 @@ def test_the_collector_reads_a_tree_as_a_directory_is_read(
 ) -> None:
     top = tmp_path / "it's a $tree; `with` odd name"
     _write_tree(HOST, top)
-    printed = run(shell, 300, collector_script(str(top))).stdout_or_raise()
+    printed = run(shell, 300, build_collector_script(str(top))).stdout_or_raise()
     there = gather(parse_collected(printed, "there")).snapshot
     here = gather(DirectorySnapshot("here", str(top))).snapshot
     assert dict(there.files) == dict(here.files)
@@ -281,7 +281,7 @@ def test_the_collector_starts_no_grep_for_what_is_not_there(
     grep.chmod(0o755)
     monkeypatch.setenv("PATH", f"{programs}:{os.environ['PATH']}")
     _write_tree(HOST, top)
-    run(["sh"], 300, collector_script(str(top))).stdout_or_raise()
+    run(["sh"], 300, build_collector_script(str(top))).stdout_or_raise()
     words = [word for line in asked.read_text().splitlines() for word in line.split()]
     assert "sys/devices/system/node/node0/distance" in words
     assert not [word for word in words if "*" in word]
@@ -294,7 +294,7 @@ def test_the_collector_reads_a_published_tree_as_it_is(tmp_path: Path, tools: Pa
         pytest.skip(f"{archive} is not there")
     with tarfile.open(archive) as tar:
         tar.extractall(tmp_path, filter="data")
-    printed = run(["sh"], 300, collector_script(str(tmp_path / name))).stdout_or_raise()
+    printed = run(["sh"], 300, build_collector_script(str(tmp_path / name))).stdout_or_raise()
     there = gather(parse_collected(printed, "there")).snapshot
     here = gather(open_snapshot(archive)).snapshot
     assert len(here.files) > 500
@@ -325,7 +325,7 @@ def test_a_vm_that_cannot_be_read_is_not_left_out_unless_it_ended(
     again = f"[ -e {tools}/again ] && {{ {listed}; exit; }}; touch {tools}/again"
     virsh = FAKE_TOOLS["virsh"].replace("--uuid)", f"33-44) exit 1;; --uuid) {again};")
     _tools(tools, {"virsh": virsh})
-    printed = run(shell, 300, collector_script(str(tools))).stdout_or_raise()
+    printed = run(shell, 300, build_collector_script(str(tools))).stdout_or_raise()
     domains = parse_collected(printed, "there").command_output("virsh-domains")
     assert (domains is not None and domains.count("<domain ") == 1) is known
 
@@ -386,6 +386,6 @@ def test_damaged_collector_output_is_read_or_refused_and_nothing_else(
     tmp_path: Path, tools: Path
 ) -> None:
     _write_tree(HOST, tmp_path)
-    printed = run(["sh"], 300, collector_script(str(tmp_path))).stdout_or_raise()
+    printed = run(["sh"], 300, build_collector_script(str(tmp_path))).stdout_or_raise()
     head = printed[: printed.index("\nC ")] + "\nC uname\n Linux\n \n S 0\nZ\n"
     assert survives(lambda text: gather(parse_collected(text, "gpu7")), head, MUTATIONS // 5) > 0

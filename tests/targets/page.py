@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from homenode.vm.targets.registry import TARGETS, target_named
+from homenode.vm.targets.registry import TARGETS, find_target
 from homenode.vm.targets.target import Feature, SupportLevel
 
 PAGE = Path(__file__).parents[2] / "docs" / "reference" / "targets.md"
@@ -49,7 +49,7 @@ def _head(targets: Sequence[str]) -> Iterator[str]:
 
 
 def _table(names: Sequence[str]) -> Iterator[str]:
-    targets = [target_named(name) for name in names]
+    targets = [find_target(name) for name in names]
     yield f"| feature | {' | '.join(target.title for target in targets)} |"
     yield "|" + "---|" * (len(targets) + 1)
     for feature in Feature:
@@ -60,7 +60,7 @@ def _table(names: Sequence[str]) -> Iterator[str]:
 
 def _details(targets: Sequence[str]) -> Iterator[str]:
     for name in targets:
-        target = target_named(name)
+        target = find_target(name)
         yield from (f"## {target.title}", "", f"Source: {target.source}.", "")
         yield from ("| feature | how | disadvantage |", "|---|---|---|")
         for feature in Feature:

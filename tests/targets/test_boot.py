@@ -9,7 +9,7 @@ from msgspec import structs
 from homenode.check.verify.boot.stand_in_boot import BootOptions, boot_command
 from homenode.check.verify.expectation import build_expectation
 from homenode.check.verify.guest_checks import GuestView, compare_test_guest, view_of_guest
-from homenode.check.verify.target_file import expectation_for_target
+from homenode.check.verify.target_file import build_target_expectation
 from homenode.machine.pci import DeviceKind
 from homenode.plan.pipeline import plan_for_target
 from homenode.units import MIB
@@ -110,7 +110,7 @@ def test_a_booted_guest_is_compared_with_a_plan_alone(
 
     def against(target: str) -> list[str]:
         plan = written(target, SMALL, structs.replace(wanted, layout="pin-numa-pci")).plan
-        expected = expectation_for_target(plan, target, host)
+        expected = build_target_expectation(plan, target, host)
         assert booted.guest is not None
         return [one.id for one in view_of_guest(expected, booted.guest, host).findings]
 

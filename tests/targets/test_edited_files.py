@@ -22,9 +22,9 @@ from homenode.vm.targets.hypervisors import qemu, xen
 from homenode.vm.targets.registry import (
     TARGETS,
     add_host_facts,
+    find_target,
     read_vm,
     recognize_kind,
-    target_named,
 )
 from tests.command_line import homenode
 from tests.targets.examples import EXAMPLES, FILES
@@ -172,7 +172,7 @@ def test_a_chosen_gpu_takes_the_place_of_the_one_that_was_there() -> None:
     for target in ("proxmox", "xen"):
         after = edited(FILES[target], HOST, plain("pin", gpu_count=1, reserve_defined=False))
         chosen = {str(device.bdf) for device in after.plan.vm.hostdevs}
-        vm = target_named(target).read_vm(after.rendering.document, "vm")
+        vm = find_target(target).read_vm(after.rendering.document, "vm")
         there = {str(one.bdf) for one in vm.hostdevs}
         assert there == chosen
 
@@ -217,7 +217,7 @@ def test_settings_that_another_target_does_not_get_are_named(
 ) -> None:
     vm = read_vm(content, "vm")
     planned = plan_for_target(vm, plain("pin"), host_named(HOST), target)
-    title = target_named(target).title
+    title = find_target(target).title
     subjects = {f.subject: f.observed for f in planned.findings if f.id == "target-not-carried"}
     named = {f"{title}: {kind}": f"{text} not in the file" for kind, text in kinds.items()}
     assert subjects == ({} if vm.kind == target else named)
@@ -326,7 +326,7 @@ def test_a_file_is_one_of_its_target_alone(target: str) -> None:
     """They may be asked in any order."""
     written_file = written(target, "small-2n8c-2gpu", options("pin-numa")).rendering.document
     for content in (written_file, FILES.get(target, written_file)):
-        takers = [name for name in TARGETS if target_named(name).recognises(content)]
+        takers = [name for name in TARGETS if find_target(name).recognises(content)]
         assert takers == [target]
 
 

@@ -5,7 +5,7 @@ from msgspec import structs
 from msgspec.structs import replace
 
 from homenode.cpuset import CpuSet, NodeIndex
-from homenode.plan.pipeline import vm_of_options
+from homenode.plan.pipeline import make_vm
 from homenode.units import GIB, MIB
 from homenode.vm.layout import GuestCells
 from homenode.vm.model import (
@@ -18,7 +18,7 @@ from homenode.vm.model import (
     Vm,
 )
 from homenode.vm.plan import Aperture, Plan, with_vm
-from homenode.vm.targets.registry import TARGETS, target_named
+from homenode.vm.targets.registry import TARGETS, find_target
 from homenode.vm.targets.target import Feature, Target, list_features, lost_features
 from tests.targets.page import PAGE, targets_page
 from tests.targets.written import host_named, options, written
@@ -91,9 +91,9 @@ def elsewhere(module: Target, feature: Feature) -> bool:
 def test_a_feature_is_in_the_file_if_and_only_if_it_is_not_lost(target: str) -> None:
     plan = asking_for_much()
     wanted = options("pin-numa-pci", gpu_count=2)
-    guest = vm_of_options(wanted, "x86_64").guest
+    guest = make_vm(wanted, "x86_64").guest
     host = host_named(HOST)
-    module = target_named(target)
+    module = find_target(target)
     content = module.render(plan, guest, host, None, "vm").document
     vm = module.read_vm(content, "vm")
     lost = lost_features(module, plan)

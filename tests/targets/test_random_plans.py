@@ -15,11 +15,11 @@ from homenode.errors import HomenodeError, InputError
 from homenode.findings import Severity
 from homenode.machine.description.parse import list_shipped_hosts
 from homenode.machine.pci import DeviceKind
-from homenode.plan.pipeline import plan_for_target, vm_of_options
+from homenode.plan.pipeline import make_vm, plan_for_target
 from homenode.units import GIB, MIB
 from homenode.vm.layout import PRESETS
 from homenode.vm.plan import Unplannable
-from homenode.vm.targets.registry import TARGETS, read_vm, target_named
+from homenode.vm.targets.registry import TARGETS, find_target, read_vm
 from homenode.vm.targets.target import (
     Feature,
     SupportLevel,
@@ -38,7 +38,7 @@ CASES = 12
 
 @pytest.mark.parametrize("target", TARGETS)
 def test_a_written_file_is_read_as_it_was_planned(target: str) -> None:
-    suffix = target_named(target).hook_suffix
+    suffix = find_target(target).hook_suffix
     files = (FILES[target],) if target in FILES else ()
     compared = 0
     for case in planned_cases([f"read-{n}" for n in range(CASES)], target, files):
@@ -160,12 +160,12 @@ def test_more_vcpus_than_the_machine_type_takes_are_refused_or_said() -> None:
     host = host_named(name)
     old = replace(host, settings=replace(host.settings, qemu_version=(7, 2, 0)))
     with pytest.raises(InputError, match="at most 288 vCPUs"):
-        plan_for_target(vm_of_options(many, "x86_64"), many, old, "qemu")
+        plan_for_target(make_vm(many, "x86_64"), many, old, "qemu")
 
 
 def test_every_target_says_of_every_feature_how_far_it_goes() -> None:
     for name in TARGETS:
-        support = target_named(name).support
+        support = find_target(name).support
         assert set(support) == set(Feature)
         for feature, one in support.items():
             assert (one.loses is None) == (one.level is SupportLevel.NATIVE), (name, feature)
@@ -174,7 +174,7 @@ def test_every_target_says_of_every_feature_how_far_it_goes() -> None:
 @pytest.mark.parametrize("target", TARGETS)
 def test_each_loss_of_a_plan_is_a_finding_and_nothing_else_is(target: str) -> None:
     made = written("qemu", "x86-2p2n16c32t-isolated-pus", options("pin-numa-smt")).plan
-    module = target_named(target)
+    module = find_target(target)
     found = check_target(module, made)
     asked = list_features(made)
     assert sum(f.id == "target-lost" for f in found) == len(lost_features(module, made))

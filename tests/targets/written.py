@@ -5,11 +5,11 @@ from functools import cache
 from msgspec import structs
 
 from homenode.machine.topology import Host
-from homenode.plan.pipeline import PlannedFile, plan_for_target, vm_of_options
+from homenode.plan.pipeline import PlannedFile, make_vm, plan_for_target
 from homenode.units import GIB
 from homenode.vm.plan_options import PlanOptions
 from homenode.vm.sources import load_host
-from homenode.vm.targets.registry import read_vm, target_named
+from homenode.vm.targets.registry import find_target, read_vm
 from homenode.vm.targets.target import check_target, list_settings
 
 
@@ -26,7 +26,7 @@ def options(layout: str, **more: object) -> PlanOptions:
 def written(target: str, host: str, wanted: PlanOptions) -> PlannedFile:
     """A new file for a VM of which only options are known."""
     machine = host_named(host)
-    vm = vm_of_options(wanted, machine.architecture)
+    vm = make_vm(wanted, machine.architecture)
     return plan_for_target(vm, wanted, machine, target)
 
 
@@ -42,17 +42,17 @@ def rendered(target: str, host: str, wanted: PlanOptions) -> PlannedFile:
     planned = _planned(host, wanted)
     made = planned.plan
     machine = host_named(host)
-    guest = vm_of_options(wanted, machine.architecture).guest
-    rendering = target_named(target).render(made, guest, machine, None, "vm")
+    guest = make_vm(wanted, machine.architecture).guest
+    rendering = find_target(target).render(made, guest, machine, None, "vm")
     return structs.replace(
         planned,
         plan=structs.replace(
-            made, kept=list_settings(target_named(target), rendering.document), kept_of=target
+            made, kept=list_settings(find_target(target), rendering.document), kept_of=target
         ),
         target=target,
         original=b"",
         rendering=rendering,
-        findings=check_target(target_named(target), made),
+        findings=check_target(find_target(target), made),
     )
 
 

@@ -6,7 +6,7 @@ from functools import cache
 import pytest
 
 from homenode.check.verify.boot.guest_files import find_ovmf
-from homenode.check.verify.boot.stand_in import TCG_ADDRESS_BITS, address_map
+from homenode.check.verify.boot.stand_in import TCG_ADDRESS_BITS, map_addresses
 from homenode.check.verify.boot.stand_in_boot import BootOptions, boot_stand_in
 from homenode.plan.pipeline import PlannedFile, plan_file
 from homenode.units import GIB
@@ -39,7 +39,7 @@ def test_what_fits_40_bits_keeps_its_size_and_more_is_divided(
     gpus: int, gib: int, shift: int
 ) -> None:
     document = open_domain(with_gpus(gpus, gib).document, "vm.xml")
-    space = address_map(document, build_vm(document), load_host("hgx-h100"))
+    space = map_addresses(document, build_vm(document), load_host("hgx-h100"))
     assert space is not None
     assert space.shift == shift
     assert [size for _, size in space.bars] == [128 * GIB >> shift] * gpus
@@ -50,7 +50,7 @@ def test_what_fits_40_bits_keeps_its_size_and_more_is_divided(
 def test_devices_without_large_bars_need_no_map() -> None:
     no_devices = PLAIN[: PLAIN.index(b"    <hostdev")] + b"</devices></domain>"
     document = open_domain(no_devices, "vm.xml")
-    assert address_map(document, build_vm(document), small_host()) is None
+    assert map_addresses(document, build_vm(document), small_host()) is None
 
 
 @pytest.mark.nightly

@@ -17,10 +17,10 @@ import pytest
 
 from homenode.check.verify.boot import boot_directory as boot_directories
 from homenode.check.verify.boot.boot_directory import GuestOutput, allow_qemu, boot_directory
-from homenode.check.verify.boot.libvirt import find_uri, user_of_capabilities
+from homenode.check.verify.boot.libvirt import find_uri, parse_user
 from homenode.check.verify.boot.stand_in_boot import BootOptions, boot_stand_in
 from homenode.errors import HostError
-from homenode.safe.trusted_path import allow_user, find_other_writer, private_directory
+from homenode.safe.trusted_path import allow_user, create_private_directory, find_other_writer
 from homenode.vm.domain.read import build_vm, open_domain
 from tests.verify_documents import tuned
 from tests.verify_guests import guest_files
@@ -39,13 +39,13 @@ def as_user(user: int, script: str, *words: str) -> subprocess.CompletedProcess[
 @pytest.fixture
 def place(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """A directory for temporary files like /tmp: everybody may make files there."""
-    with private_directory("homenode-test-", Path("/tmp")) as above:
+    with create_private_directory("homenode-test-", Path("/tmp")) as above:
         directory = above / "tmp"
         directory.mkdir()
         above.chmod(0o755)
         directory.chmod(0o1777)
-        monkeypatch.setattr(boot_directories, "temporary_root", lambda: directory)
-        monkeypatch.setattr("homenode.safe.trusted_path.temporary_root", lambda: directory)
+        monkeypatch.setattr(boot_directories, "find_temporary_root", lambda: directory)
+        monkeypatch.setattr("homenode.safe.trusted_path.find_temporary_root", lambda: directory)
         yield directory
 
 
@@ -173,7 +173,7 @@ def test_no_guest_is_booted_where_others_could_put_a_directory_in_the_place_of_o
     assert "TMPDIR" in str(raised.value.hint)
     with (
         pytest.raises(HostError, match="other users can replace files"),
-        private_directory("x", place),
+        create_private_directory("x", place),
     ):
         pytest.fail("it was made")
 
@@ -209,9 +209,9 @@ def test_the_user_of_libvirts_qemu_is_in_its_capabilities() -> None:
     document = "<capabilities><host>{}</host></capabilities>"
     selinux = model.format("selinux", label.format("system_u:system_r:svirt_t:s0"))
     dac = model.format("dac", label.format("+64055:+107"))
-    assert user_of_capabilities(document.format(selinux + dac)) == 64055
-    assert user_of_capabilities(document.format(selinux)) is None
-    assert user_of_capabilities(document.format(model.format("dac", label.format("qemu")))) is None
+    assert parse_user(document.format(selinux + dac)) == 64055
+    assert parse_user(document.format(selinux)) is None
+    assert parse_user(document.format(model.format("dac", label.format("qemu")))) is None
 
 
 _VIRSH = """#!/bin/sh

@@ -12,7 +12,7 @@ from homenode.findings import Severity
 from homenode.machine.topology import Host, PagePool
 from homenode.units import MIB
 from homenode.vm.domain.read import build_vm, open_domain
-from homenode.vm.guest_observation import GuestPath, path_of_address, paths_of_guest
+from homenode.vm.guest_observation import GuestPath, find_guest_path, map_guest_paths
 from homenode.vm.model import (
     GuestAddress,
     GuestCache,
@@ -280,16 +280,16 @@ def test_a_path_leaves_out_the_bus_numbers_that_firmware_gives() -> None:
         GuestPciController(3, "pcie-switch-upstream-port", GuestAddress(0, 2, 0, 0)),
         GuestPciController(4, "pcie-switch-downstream-port", GuestAddress(0, 3, 2, 0)),
     )
-    path = path_of_address(GuestAddress(0, 4, 0, 1), controllers)
+    path = find_guest_path(GuestAddress(0, 4, 0, 1), controllers)
     assert str(path) == "pci0000:80/01.3/00.0/02.0/00.1"
-    assert path_of_address(GuestAddress(0, 0, 2, 0), ()) == GuestPath(0, ((2, 0),))
-    assert path_of_address(GuestAddress(0, 9, 0, 0), controllers) is None
+    assert find_guest_path(GuestAddress(0, 0, 2, 0), ()) == GuestPath(0, ((2, 0),))
+    assert find_guest_path(GuestAddress(0, 9, 0, 0), controllers) is None
     loop = (GuestPciController(5, "pcie-root-port", GuestAddress(0, 5, 0, 0)),)
-    assert path_of_address(GuestAddress(0, 5, 0, 0), loop) is None
+    assert find_guest_path(GuestAddress(0, 5, 0, 0), loop) is None
 
 
 def test_every_function_of_a_guest_has_one_path() -> None:
-    paths = paths_of_guest(guest_host())
+    paths = map_guest_paths(guest_host())
     assert paths[GuestPath(0xF0, ((0, 0), (0, 0)))] == Bdf.parse("f1:00.0")
     assert len(paths) == len(guest_host().pci_devices)
 

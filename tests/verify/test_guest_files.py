@@ -33,7 +33,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         program.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}/bin:{os.environ['PATH']}")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.setattr(guest_files, "_kernel_here", lambda: None)
+    monkeypatch.setattr(guest_files, "_find_kernel", lambda: None)
     monkeypatch.setattr(guest_files, "_read_busybox", lambda: b"")
     return tmp_path / "homenode/guest"
 

@@ -15,11 +15,11 @@ from homenode.check.verify.live.procfs import (
     Neighbour,
     RunningVm,
     ThreadKind,
+    classify_thread,
     parse_backends,
     parse_numa_maps,
     parse_stat,
     parse_vfio_interrupts,
-    thread_kind,
 )
 from homenode.cpuset import CpuSet, NodeIndex
 from homenode.errors import HostError, InputError
@@ -307,12 +307,12 @@ def test_no_process_or_several_are_errors(tree: ProcTree) -> None:
 
 
 def test_thread_names_and_cgroups_tell_what_a_thread_does() -> None:
-    assert thread_kind("CPU 12/KVM", "") == (ThreadKind.VCPU, 12)
-    assert thread_kind("ALL CPUs/TCG", "") == (ThreadKind.ALL_VCPUS, None)
-    assert thread_kind("IO mon_iothread", "") == (ThreadKind.EMULATOR, None)
+    assert classify_thread("CPU 12/KVM", "") == (ThreadKind.VCPU, 12)
+    assert classify_thread("ALL CPUs/TCG", "") == (ThreadKind.ALL_VCPUS, None)
+    assert classify_thread("IO mon_iothread", "") == (ThreadKind.EMULATOR, None)
     cgroup = "4:cpuset:/machine/qemu-1-vm.libvirt-qemu/libvirt/iothread3\n1:cpu:/x\n"
-    assert thread_kind("qemu", cgroup) == (ThreadKind.IOTHREAD, 3)
-    assert thread_kind("vcpu", "0::/machine/emulator") == (ThreadKind.EMULATOR, None)
+    assert classify_thread("qemu", cgroup) == (ThreadKind.IOTHREAD, 3)
+    assert classify_thread("vcpu", "0::/machine/emulator") == (ThreadKind.EMULATOR, None)
 
 
 def test_every_policy_that_the_kernel_prints_is_read() -> None:

@@ -14,7 +14,7 @@ from homenode.check.verify.boot.forms import (
 )
 from homenode.check.verify.boot.guest_files import find_guest_files
 from homenode.check.verify.boot.initramfs import is_static, pack_initramfs, refusal_finding
-from homenode.check.verify.boot.libvirt import daemon_trouble
+from homenode.check.verify.boot.libvirt import find_daemon_trouble
 from homenode.check.verify.boot.stand_in import (
     MAX_BYTES,
     SUBSTITUTE_CPU_MODEL,
@@ -211,10 +211,10 @@ def refused(said: str) -> tuple[Finding, ...]:
 
 def test_only_what_libvirt_says_of_the_document_is_compared_with_it() -> None:
     for said in ("XML error: Attempted double use", "unsupported configuration: no such thing"):
-        assert not daemon_trouble(refused(said), "qemu:///system")
-    excuse = daemon_trouble(refused("internal error: cannot make a namespace"), "test:///x")
+        assert not find_daemon_trouble(refused(said), "qemu:///system")
+    excuse = find_daemon_trouble(refused("internal error: cannot make a namespace"), "test:///x")
     assert [(f.id, f.severity) for f in excuse] == [("libvirt-could-not-start", "inconclusive")]
-    assert not daemon_trouble((), "qemu:///system")
+    assert not find_daemon_trouble((), "qemu:///system")
 
 
 CPU = "<cpu mode='host-passthrough'/>"

@@ -9,7 +9,7 @@ from msgspec import structs
 
 from homenode import formats
 from homenode.check.verify.guest_checks import GuestView, view_of_guest
-from homenode.check.verify.target_file import expectation_for_target, lost_in_guest
+from homenode.check.verify.target_file import build_target_expectation, lost_in_guest
 from homenode.errors import InputError
 from homenode.findings import Severity
 from homenode.machine.topology import Host
@@ -18,7 +18,7 @@ from homenode.plan.stored import encode_plan
 from homenode.units import GIB
 from homenode.vm.plan import Plan, with_vm
 from homenode.vm.plan_options import Policy
-from homenode.vm.targets.registry import TARGETS, target_named
+from homenode.vm.targets.registry import TARGETS, find_target
 from homenode.vm.targets.target import Feature, SupportLevel
 from tests.command_line import homenode
 from tests.targets.written import options, written
@@ -37,7 +37,7 @@ def plan_for(target: str, layout: str = "pin-numa-pci") -> Plan:
 
 
 def seen(target: str, guest: Host, plan: Plan | None = None) -> GuestView:
-    expected = expectation_for_target(plan or plan_for(target), target, small_host())
+    expected = build_target_expectation(plan or plan_for(target), target, small_host())
     return view_of_guest(expected, guest, small_host())
 
 
@@ -47,7 +47,7 @@ def found(view: GuestView) -> list[tuple[str, str]]:
 
 def saying(feature: Feature) -> tuple[str, ...]:
     """The targets that can say a feature."""
-    supports = {target: target_named(target).support[feature] for target in TARGETS}
+    supports = {target: find_target(target).support[feature] for target in TARGETS}
     return tuple(target for target, one in supports.items() if one.level is not SupportLevel.LOST)
 
 
@@ -115,7 +115,7 @@ def test_nodes_that_a_flat_plan_does_not_have_are_named() -> None:
 
 
 def test_a_device_of_unknown_kind_needs_the_plans_host() -> None:
-    expected = expectation_for_target(plan_for("xen"), "xen")
+    expected = build_target_expectation(plan_for("xen"), "xen")
     view = view_of_guest(expected, guest_of("xen"), None)
     assert {(one.severity, one.fix) for one in view.findings} == {
         (Severity.INCONCLUSIVE, "name the plan's host: --host")
@@ -128,9 +128,9 @@ def test_a_plan_that_the_target_never_has_is_refused() -> None:
         plan, hostdevs=tuple(structs.replace(one, managed=False) for one in plan.vm.hostdevs)
     )
     with pytest.raises(InputError, match=r"the vGPU 0000:11:00\.0, 0000:81:00\.0"):
-        expectation_for_target(vgpu, "xen")
+        build_target_expectation(vgpu, "xen")
     with pytest.raises(InputError, match="memory devices"):
-        expectation_for_target(with_vm(plan, memory_devices=merge_devices(GIB)), "xen")
+        build_target_expectation(with_vm(plan, memory_devices=merge_devices(GIB)), "xen")
 
 
 @pytest.fixture
@@ -183,6 +183,6 @@ def test_the_next_command_of_a_verified_file_is_taken(target: str, tmp_path: Pat
     (line,) = (line for line in output.splitlines() if line.startswith("next"))
     words = shlex.split(line)[2:]
     boots = "--boot" in words
-    assert boots is (target_named(target).words_of is not None)
+    assert boots is (find_target(target).words_of is not None)
     if not boots:
         assert homenode(*(SMALL if word == "ssh:HOST" else word for word in words)).exit_code < 2

@@ -249,7 +249,7 @@ _descriptors_of: dict[tuple[int, str], tuple[int, ...]] = {}
 
 
 @contextmanager
-def host_locked(
+def lock_host(
     root: Path,
     connect: str,
     command: str,
@@ -270,11 +270,9 @@ def host_locked(
         return
     longest_s = WAIT_S if wait_s is None else wait_s
     with ExitStack() as stack:
-        descriptors = [
-            stack.enter_context(_locked_record(root, key[1], command, on_wait, longest_s))
-        ]
+        descriptors = [stack.enter_context(_lock_record(root, key[1], command, on_wait, longest_s))]
         if lock_of_one_user(connect) is None:
-            descriptors.append(stack.enter_context(_locked_directory(on_wait, longest_s)))
+            descriptors.append(stack.enter_context(_lock_directory(on_wait, longest_s)))
         _descriptors_of[key] = tuple(descriptors)
         stack.callback(_descriptors_of.pop, key)
         yield _descriptors_of[key]
@@ -291,7 +289,7 @@ def lock_of_one_user(connect: str) -> str | None:
 
 
 @contextmanager
-def _locked_record(
+def _lock_record(
     root: Path, name: str, command: str, on_wait: Callable[[str], None], longest_s: float
 ) -> Iterator[int]:
     files = RecordDirectory(root / "domains", hint=state_hint)
@@ -311,19 +309,19 @@ def _locked_record(
                 )
             )
         except BusyError:
-            raise _busy_error(root, read_holder(), longest_s) from None
+            raise _make_busy_error(root, read_holder(), longest_s) from None
         yield descriptor
 
 
 @contextmanager
-def _locked_directory(on_wait: Callable[[str], None], longest_s: float) -> Iterator[int]:
+def _lock_directory(on_wait: Callable[[str], None], longest_s: float) -> Iterator[int]:
     try:
         descriptor = open_to_lock(SHARED)
     except OSError as error:
         raise of_os(error, str(SHARED), "the directory") from None
     try:
         if not take_lock(descriptor, longest_s, lambda: on_wait(_find_holder())):
-            raise _busy_error(SHARED, _find_holder(), longest_s)
+            raise _make_busy_error(SHARED, _find_holder(), longest_s)
         yield descriptor
     finally:
         os.close(descriptor)
@@ -340,7 +338,7 @@ def _find_holder() -> str:
     return _SOMEBODY
 
 
-def _busy_error(path: Path, holder: str, longest_s: float) -> HostError:
+def _make_busy_error(path: Path, holder: str, longest_s: float) -> HostError:
     return HostError(
         f"{path}: this host is being changed by {holder} or its virsh, for {longest_s:g} s",
         hint="wait until it ends, or answer its prompt; then run this command again",

@@ -113,7 +113,7 @@ def end_paused(virsh: Virsh, root: Path, uuid: str, name: str) -> tuple[ChangeEn
     return open_paused_journal(root, virsh, uuid, name).undo(lambda entry: step)
 
 
-def while_paused(step: PausedStart, journal: Journal, look: Callable[[], T]) -> T:
+def run_while_paused(step: PausedStart, journal: Journal, look: Callable[[], T]) -> T:
     """Run `look` while the VM is paused, then end the VM in any case."""
     try:
         step.do(journal.write)

@@ -20,8 +20,8 @@ from homenode.change.apply.live_pins import RepinnedThreads, apply_live_pins, pr
 from homenode.cli.arguments.place import ApplyArguments
 from homenode.cli.command import format_words
 from homenode.cli.plan import (
+    apply_plans,
     choose_by,
-    hosts_after,
     note_critical,
     print_refusal,
     warn_slow_links,
@@ -53,7 +53,7 @@ from homenode.plan.stored import encode_plan
 from homenode.safe.input_files import read_input
 from homenode.show.change_text import build_change_doc
 from homenode.show.explain import explain
-from homenode.text import command_line, first_few, format_cpus, plural
+from homenode.text import command_line, format_cpus, plural, shorten_list
 from homenode.vm.daemon_host import load_daemon_host, reject_tuned_for_other, reject_unread_vms
 from homenode.vm.domain.read import read_vm
 from homenode.vm.domain.schema import reject_new_errors
@@ -196,7 +196,7 @@ def plan_together(
 ) -> tuple[PlannedFile, ...]:
     """Plan VMs by name on one host, or exit. show: called with each explanation."""
     # Pins of these domains do not count as allocated, even if the domains are running.
-    (machine,) = hosts_after((machine.without_domains(originals),), after)
+    (machine,) = apply_plans((machine.without_domains(originals),), after)
     choose = choose_by(results)
     chosen = {}
     for name, original in originals.items():
@@ -299,7 +299,7 @@ def _confirm_changes(
             _print_answer(arguments, "dry run: nothing was changed")
         if arguments.dry_run or not any(preview.changed for preview in previews):
             return
-        ask(f"Define {first_few((preview.state.name for preview in previews), 3)}?")
+        ask(f"Define {shorten_list((preview.state.name for preview in previews), 3)}?")
     outcomes = apply_definitions(virsh, changes, root)
     for outcome in outcomes:
         text = "defined; its next start uses it" if outcome.changed else _UNCHANGED

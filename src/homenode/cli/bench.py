@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from homenode.cli.arguments.measure import BenchArguments, BenchSetupArguments
-from homenode.cli.bench_options import bench_options, static_probe
+from homenode.cli.bench_options import build_bench_options, read_static_probe
 from homenode.cli.terminal import (
-    error_console,
     exit_if_bad,
+    get_error_console,
     interruptible,
     make_console,
     note,
@@ -47,7 +47,7 @@ def bench(arguments: BenchArguments) -> None:
     check_name(name)
     with _open_machine(arguments, name) as machine:
         elsewhere = None if arguments.on is None else machine.snapshot()
-        options = bench_options(
+        options = build_bench_options(
             name, arguments.suite, arguments.own, arguments.run, elsewhere=elsewhere
         )
         if arguments.dry_run:
@@ -72,7 +72,7 @@ def _open_machine(arguments: BenchArguments, name: str) -> "Iterator[Machine]":
         yield LocalMachine()
         return
     run = f"{platform.node()}:{arguments.results.absolute() / name}"
-    machine = RemoteHost(SshHost(arguments.on), run, static_probe(arguments.probe))
+    machine = RemoteHost(SshHost(arguments.on), run, read_static_probe(arguments.probe))
     try:
         yield machine
     finally:
@@ -86,7 +86,7 @@ def _run(
     machine: "Machine", options: BenchOptions, results: Path, *, resume: bool, quiet: bool
 ) -> BenchOutcome:
     begun = resume
-    with shown_progress("steps", quiet=quiet) as show:
+    with show_progress("steps", quiet=quiet) as show:
 
         def on_progress(progress: "Progress") -> None:
             nonlocal begun
@@ -204,10 +204,10 @@ def _plan(machine: "Machine", prefix: str, architecture: str | None) -> "SetupPl
     if "python3" in programs and architecture is None:
         answer = ask_for_torch(machine, "python3", 60).stdout.strip()
         programs |= {TORCH_PYTHON} if answer == "True" else set()
-    return setup_plan(vendor, architectures, programs, prefix, cuda_home=_cuda_home())
+    return setup_plan(vendor, architectures, programs, prefix, cuda_home=_find_cuda_home())
 
 
-def _cuda_home() -> str | None:
+def _find_cuda_home() -> str | None:
     """The directory of the nvcc on PATH; None without one. Makefiles assume /usr/local/cuda."""
     from homenode.process import find_program
 
@@ -259,13 +259,13 @@ _MAX_LINES = 10
 
 
 @contextmanager
-def shown_progress(tasks: str, *, quiet: bool = False) -> "Iterator[Callable[[Progress], None]]":
+def show_progress(tasks: str, *, quiet: bool = False) -> "Iterator[Callable[[Progress], None]]":
     """Show each progress: on a terminal the line is rewritten, otherwise a line is printed per
     change, or per tenth of many tasks. tasks: their name in the plural."""
     if quiet:
         yield lambda progress: None
         return
-    from homenode.show.trial_text import format_progress, progress_view
+    from homenode.show.trial_text import build_progress_view, format_progress
 
     if not sys.stderr.isatty():
         last_line = ""
@@ -284,5 +284,5 @@ def shown_progress(tasks: str, *, quiet: bool = False) -> "Iterator[Callable[[Pr
 
     from homenode.show.terminal_text import build_renderable
 
-    with Live(console=error_console(), refresh_per_second=4, transient=True) as live:
-        yield lambda progress: live.update(build_renderable(progress_view(progress, tasks)))
+    with Live(console=get_error_console(), refresh_per_second=4, transient=True) as live:
+        yield lambda progress: live.update(build_renderable(build_progress_view(progress, tasks)))

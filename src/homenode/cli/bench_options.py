@@ -50,7 +50,7 @@ _MAX_TOPOLOGY = 100_000
 """Characters of a topology as an argument; Linux limits an argument to 128 KiB."""
 
 
-def bench_options(
+def build_bench_options(
     name: str,
     suite: SuiteArguments,
     app: AppArguments,
@@ -226,7 +226,7 @@ def check_access(reaching: GuestAccess) -> None:
         raise UsageError(f"--ssh-key {reaching.key}: cannot read a private key")
 
 
-def trial_request(
+def build_trial_request(
     domain: str, arguments: TrialArguments, layouts: tuple[str, ...], objective: Objective
 ) -> TrialRequest:
     """Return the requested trial. Its name contains the time unless the user gave one. layouts,
@@ -235,7 +235,7 @@ def trial_request(
     trial_id = (
         arguments.id or f"{_clean_name(domain)}-{time.strftime('%Y%m%d-%H%M%S', time.gmtime())}"
     )
-    run = bench_options(
+    run = build_bench_options(
         trial_id, arguments.suite, arguments.own, RunArguments(vantage=Vantage.GUEST)
     )
     measuring = MeasureOptions(
@@ -246,7 +246,7 @@ def trial_request(
         arguments.access.boot_timeout,
         arguments.access.shutdown_timeout,
     )
-    placing, words = _placement_options(arguments, layouts[0])
+    placing, words = _build_placement_options(arguments, layouts[0])
     few = 3 if len(layouts) <= 2 else 4  # docs/developer/statistics.md
     return TrialRequest(
         id=trial_id,
@@ -264,7 +264,7 @@ def trial_request(
     )
 
 
-def _placement_options(
+def _build_placement_options(
     arguments: TrialArguments, first: str
 ) -> tuple[PlanOptions, tuple[str, ...]]:
     """Return the placement, also as options of `homenode apply`."""
@@ -274,11 +274,11 @@ def _placement_options(
     for path in arguments.after:
         words += ["--after", str(path.absolute())]
     if arguments.host is not None:
-        words += ["--host", _absolute_source(arguments.host)]
+        words += ["--host", _make_source_absolute(arguments.host)]
     return options, tuple(words)
 
 
-def _absolute_source(source: str) -> str:
+def _make_source_absolute(source: str) -> str:
     """Return a host's file as an absolute path, for commands in any directory."""
     return str(Path(source).absolute()) if Path(source).exists() else source
 
@@ -288,7 +288,7 @@ def _clean_name(domain: str) -> str:
     return re.sub(r"[^A-Za-z0-9_.-]+", "-", domain).strip("-.")[:60] or "vm"
 
 
-def static_probe(path: Path | None) -> bytes:
+def read_static_probe(path: Path | None) -> bytes:
     """Return the named static probe, else that of this installation."""
     neighbours = Path(sys.executable).with_name(_STATIC_PROBE)
     probe = path or (neighbours if neighbours.exists() else None) or find_program(_STATIC_PROBE)

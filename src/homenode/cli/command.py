@@ -72,7 +72,7 @@ class Parameter(NamedTuple):
     @property
     def help(self) -> str:
         """The description, then its values, then "Default:" unless the field's own value is one."""
-        return option_helps(self.record).get(self.path[-1]) or self.opt.help
+        return read_option_helps(self.record).get(self.path[-1]) or self.opt.help
 
     @property
     def name(self) -> str:
@@ -159,7 +159,7 @@ def _find_annotations(record: Any) -> dict[str, Any]:
 
 
 @cache
-def option_helps(record: Any) -> dict[str, str]:
+def read_option_helps(record: Any) -> dict[str, str]:
     """A record's descriptions of options by field: the lines after "Options:" in its docstring."""
     _, _, section = (record.__doc__ or "").partition(f"\n    {OPTIONS}\n")
     helps: dict[str, str] = {}

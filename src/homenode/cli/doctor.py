@@ -40,7 +40,7 @@ from homenode.findings import (
 from homenode.machine.pci import DeviceKind
 from homenode.process import find_program
 from homenode.safe.input_files import read_input, read_subject
-from homenode.text import command_line, first_few, plural, printable
+from homenode.text import command_line, plural, printable, shorten_list
 from homenode.units import MIB
 from homenode.vm.domain.read import open_domain
 from homenode.vm.sources import (
@@ -54,9 +54,9 @@ from homenode.vm.sources import (
 from homenode.vm.targets.qemu_command import read_command_line
 from homenode.vm.targets.registry import (
     add_host_facts,
+    find_target,
     read_vm,
     recognize_target,
-    target_named,
 )
 from homenode.vm.targets.script import parse_pins
 
@@ -114,7 +114,7 @@ def doctor(arguments: DoctorArguments) -> None:
         if sources or arguments.host is not None or arguments.lspci is not None:
             raise exclusive("--under-load", "another host", _LOAD)
         loaded, rates = _measure_under_load(loaded, rates, arguments.load_command)
-    vms = [*(_vm_of_file(name, loaded) for name in files), *map(_vm_of_domain, domains)]
+    vms = [*(_read_file_vm(name, loaded) for name in files), *map(_read_domain_vm, domains)]
     findings = _diagnose_all(loaded, vms, rates, explain=arguments.explain or arguments.json)
     findings = _add_matrices(findings, sources or [arguments.host] if arguments.host else sources)
     if arguments.expect is not None:
@@ -136,7 +136,7 @@ def doctor(arguments: DoctorArguments) -> None:
     else:
         subject = ", ".join(Path(vm.name).name for vm in vms) or loaded.name
         is_unread = asks_vms and any(gap.kind is GapKind.VMS for gap in loaded.gaps)
-        labels = {"next": _libvirt_step() if is_unread else ""}
+        labels = {"next": _format_libvirt_step() if is_unread else ""}
         print_findings(
             findings, subject, as_json=arguments.json, explain=arguments.explain, labels=labels
         )
@@ -245,7 +245,7 @@ def _measure_under_load(
     )
 
 
-def _vm_of_domain(name: str) -> _VmSource:
+def _read_domain_vm(name: str) -> _VmSource:
     from homenode.process import run
     from homenode.vm.hypervisor.connection import DEFAULT
     from homenode.vm.hypervisor.virsh import Virsh
@@ -261,18 +261,18 @@ def _vm_of_domain(name: str) -> _VmSource:
     return _VmSource(name, open_domain(content, name), None)
 
 
-def _vm_of_file(name: str, host: "Host") -> _VmSource:
+def _read_file_vm(name: str, host: "Host") -> _VmSource:
     """Return the VM of a file, on its host. Raises InputError for a file that is neither a VM's nor
     a host's."""
     content = read_subject(name, "a file of a VM or a host")
     if b"<domain" in content[:_HEAD_BYTES] or content[:2] in _UTF_16:
         return _VmSource(name, open_domain(content, name), None)
     target = recognize_target(content)
-    if target is None and name.endswith(".conf") and target_named("proxmox").may_be(content):
+    if target is None and name.endswith(".conf") and find_target("proxmox").may_be(content):
         target = "proxmox"
     if target is not None:
         vm, script = add_host_facts(read_vm(content, name, target), host).guest, ""
-        suffix = target_named(target).hook_suffix
+        suffix = find_target(target).hook_suffix
         if suffix is not None and b"\nhookscript:" in content:
             script = f"{name}{suffix}"
         if script and Path(script).is_file():
@@ -300,7 +300,7 @@ _HEAD_BYTES = 1 << 16
 _UTF_16 = (b"\xff\xfe", b"\xfe\xff", b"<\0", b"\0<")
 
 
-def _libvirt_step() -> str:
+def _format_libvirt_step() -> str:
     """Return the hint that makes this machine's VMs readable."""
     is_missing = find_program("virsh") is None
     return "apt install libvirt-clients" if is_missing else "systemctl start libvirtd"
@@ -361,7 +361,7 @@ def compare_hosts(sources: Sequence[str], *, as_json: bool, explain: bool) -> No
     hosts = _read_hosts(sources)
     differences, kinds, names = compare_fleet(hosts)
     counts = ((kind, count) for kind, count in kinds.items() if count >= MIN_HOSTS)
-    alone = f"{first_few(map(printable, names), 2)}: fewer than {MIN_HOSTS} of a kind"
+    alone = f"{shorten_list(map(printable, names), 2)}: fewer than {MIN_HOSTS} of a kind"
     findings = Findings(
         checked=tuple(f"{plural(count, 'host')}: {kind}" for kind, count in counts),
         findings=tuple(difference.make_finding() for difference in differences),

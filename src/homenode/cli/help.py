@@ -20,7 +20,7 @@ from homenode.cli.command import EXAMPLES, HELP_ALL, REQUIRED, Command, Paramete
 from homenode.cli.terminal import print_own, say
 from homenode.errors import unknown
 from homenode.option import Arg, Flag
-from homenode.units import whole_number
+from homenode.units import parse_whole
 
 _MAX_WIDTH = 100
 _COLUMN = 28
@@ -199,7 +199,7 @@ def answer_completion(request: str, program: Command) -> None:
     """Print the completion candidates for the current word, in the shell's format."""
     shell = request.removeprefix("complete_")
     words = os.environ.get("COMP_WORDS", "").split("\n")
-    at = whole_number(os.environ.get("COMP_CWORD")) or 0
+    at = parse_whole(os.environ.get("COMP_CWORD")) or 0
     typed_text = words[at] if at < len(words) else ""
     for name, about in _add_texts(find_candidates(program, words[1:at], typed_text)):
         if shell == "fish":

@@ -24,7 +24,7 @@ from homenode.cli.terminal import (
 )
 from homenode.doc import Doc, Table, Text
 from homenode.errors import exclusive, requires, unknown
-from homenode.findings import GROUPS, NO_VMS, catalogue, find_texts, page, unread_vms
+from homenode.findings import GROUPS, NO_VMS, catalogue, find_texts, list_unread_vms, page
 from homenode.formats import encode
 from homenode.machine.description.parse import is_made_up, list_shipped_hosts, load_shipped
 from homenode.machine.topology import Host, summarise
@@ -48,9 +48,9 @@ def show(arguments: ShowArguments) -> None:
     if arguments.json:
         print_json(encode("host", host, {"summary": summarise(host)}))
     elif arguments.svg is None:
-        from homenode.show.host_text import format_host, host_tree
+        from homenode.show.host_text import build_host_tree, format_host
 
-        make_console().print(host_tree(host) if arguments.explain else format_host(host))
+        make_console().print(build_host_tree(host) if arguments.explain else format_host(host))
 
 
 OVERVIEW = """
@@ -76,19 +76,19 @@ def print_overview() -> None:
         memory,
         plural(counts.gpus, "GPU"),
     )
-    unread = unread_vms(host.gaps) or any(gap.subject == NO_VMS for gap in host.gaps)
+    unread = list_unread_vms(host.gaps) or any(gap.subject == NO_VMS for gap in host.gaps)
     vms = "VMs unknown" if unread else plural(len(host.domains), "VM")
     say(f"this machine: {', '.join(parts)}; {vms}\n{OVERVIEW}")
 
 
 def _draw(host: Host, arguments: ShowArguments) -> str:
     from homenode.plan.stored import read_plan_for
-    from homenode.show.topology_map import topology_map
+    from homenode.show.topology_map import draw_topology
 
     if arguments.plan is None:
-        return topology_map(host, None)
+        return draw_topology(host, None)
     plan_text = read_input(arguments.plan, "a saved plan")
-    return topology_map(host, read_plan_for(host, plan_text, str(arguments.plan)))
+    return draw_topology(host, read_plan_for(host, plan_text, str(arguments.plan)))
 
 
 def capture(arguments: CaptureArguments) -> None:
@@ -123,12 +123,12 @@ def capture(arguments: CaptureArguments) -> None:
 
 def layouts(arguments: LayoutsArguments) -> None:
     if arguments.json:
-        _print_rows([_layout_row(preset) for preset in PRESETS.values()])
+        _print_rows([_make_layout_row(preset) for preset in PRESETS.values()])
         return
     rows = tuple(
         (
             preset.name,
-            next(iter(_study_names(preset.name)), "-"),
+            next(iter(_list_study_names(preset.name)), "-"),
             preset.pinning.replace("-", " ").replace("cpu", "CPU"),
             *(preset.siblings, preset.cells, preset.pcie),
             preset.memory.removeprefix("bound-").replace("-", " "),
@@ -146,11 +146,11 @@ _SWITCH_VALUES = (
 )
 
 
-def _layout_row(preset: Layout) -> dict[str, object]:
+def _make_layout_row(preset: Layout) -> dict[str, object]:
     return {
         "name": preset.name,
         "about": SUMMARIES.get(preset.name, AUTO_SUMMARY),
-        "study_names": _study_names(preset.name),
+        "study_names": _list_study_names(preset.name),
         "pinning": preset.pinning,
         "siblings": preset.siblings,
         "cells": preset.cells,
@@ -159,7 +159,7 @@ def _layout_row(preset: Layout) -> dict[str, object]:
     }
 
 
-def _study_names(name: str) -> list[str]:
+def _list_study_names(name: str) -> list[str]:
     return [study for study, preset in STUDY_NAMES.items() if preset == name]
 
 

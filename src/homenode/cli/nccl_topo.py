@@ -33,9 +33,9 @@ from homenode.nccl.assemble import (
     check_tuned_host,
 )
 from homenode.nccl.check import check_topology, choose_variant, compare_topology
-from homenode.nccl.guest_side import STARTED, PendingDevice, guest_side, make_pending
+from homenode.nccl.guest_side import STARTED, PendingDevice, build_guest_side, make_pending
 from homenode.nccl.reader import read_topology
-from homenode.nccl.topology import NcclVariant, cloud_config, write_topology
+from homenode.nccl.topology import NcclVariant, render_cloud_config, write_topology
 from homenode.plan.devices.fabric import may_have_nvswitches
 from homenode.plan.stored import read_plan_for
 from homenode.safe.input_files import read_input
@@ -44,7 +44,7 @@ from homenode.vm.domain.read import build_vm, open_domain
 from homenode.vm.model import Vm
 from homenode.vm.sources import load_host
 from homenode.vm.targets.qemu_command import add_tree
-from homenode.vm.targets.registry import read_vm, recognize_target, target_named
+from homenode.vm.targets.registry import find_target, read_vm, recognize_target
 
 if TYPE_CHECKING:
     from homenode.machine.topology import Host
@@ -84,7 +84,7 @@ def _read_vm(data: bytes, path: Path) -> "tuple[Vm, PendingDevice | None]":
     if name is None:
         document = open_domain(data, str(path))
         return build_vm(document), make_pending(document)
-    target, vm = target_named(name), read_vm(data, str(path)).guest
+    target, vm = find_target(name), read_vm(data, str(path)).guest
     if target.words_of is not None:
         vm = add_tree(vm, target.words_of(data, str(path)), str(path))
     return vm, STARTED
@@ -108,7 +108,7 @@ def _assemble(arguments: NcclTopoArguments, flavour: NcclVariant) -> TopologyFil
         )
     )
     guest = None if arguments.guest is None else load_guest(arguments.guest)
-    side = guest_side(facts, loose, plan=plan, guest=guest)
+    side = build_guest_side(facts, loose, plan=plan, guest=guest)
     topology_file = assemble_topology(host, side, flavour, source)
     findings = [*check_tuned_host(facts.record, host, source)]
     findings += _check_fabric(topology_file, host, arguments.nvidia_smi)
@@ -134,7 +134,7 @@ def _write(topology_file: TopologyFile, output: Path | None, cloud_init: Path | 
         write_text(output, text)
         note_written(output)
     if cloud_init is not None:
-        write_text(cloud_init, cloud_config(text))
+        write_text(cloud_init, render_cloud_config(text))
         note(f"wrote {cloud_init}")
 
 

@@ -11,7 +11,7 @@ from homenode.cli.terminal import (
     STANDARD_OUTPUT,
     check_can_write,
     choose_permissions,
-    error_console,
+    get_error_console,
     make_console,
     note,
     print_diff,
@@ -25,17 +25,17 @@ from homenode.findings import Severity
 from homenode.plan.auto import reject_auto, resolve_layout
 from homenode.plan.pipeline import (
     PlannedFile,
+    compute_options_size,
+    make_vm,
     plan_file,
     plan_for_target,
     plan_manually,
-    size_of_options,
-    vm_of_options,
 )
 from homenode.plan.stored import add_planned, encode_plan, encode_refusal, read_plan
 from homenode.process import ToolMissingError
 from homenode.safe.input_files import read_input
 from homenode.text import command_line
-from homenode.vm.domain.copy import DEFAULT_NAME, check_name, new_domain
+from homenode.vm.domain.copy import DEFAULT_NAME, check_name, make_domain
 from homenode.vm.domain.restore import is_tuned_output, locate_original, write_tuned
 from homenode.vm.domain.schema import reject_new_errors
 from homenode.vm.plan import LIBVIRT, Plan, Unplannable, is_critical
@@ -44,10 +44,10 @@ from homenode.vm.sources import load_host, names_domain, shows_xen
 from homenode.vm.targets.registry import (
     TARGETS,
     add_host_facts,
+    find_target,
     has_feature,
     read_vm,
     recognize_kind,
-    target_named,
 )
 from homenode.vm.targets.target import Feature
 
@@ -194,7 +194,7 @@ def _check_output(source: VmSource, arguments: PlanArguments) -> None:
     if output is None or output == STANDARD_OUTPUT:
         return
     if not is_libvirt:
-        suffix = target_named(source.target).hook_suffix
+        suffix = find_target(source.target).hook_suffix
         script = None if suffix is None else output.with_name(output.name + suffix)
         check_can_write(script, force=arguments.force)
         _reject_one_path((output, script, arguments.save_plan, arguments.svg))
@@ -251,15 +251,15 @@ def _plan(source: VmSource, arguments: PlanArguments) -> tuple[PlannedFile, tupl
         reject_auto(options)
         return plan_manually(content, source.name, options, arguments.manual, copy_name=name), ()
     host = replace_versions(load_host(arguments.host, lspci=arguments.lspci), arguments)
-    (host,) = hosts_after((host,), arguments.after)
+    (host,) = apply_plans((host,), arguments.after)
     architecture = host.architecture
     if content is not None:
         vm = read_vm(content, source.name, source.target)
     elif source.target != LIBVIRT:
-        vm = vm_of_options(options, architecture, check_name(name or DEFAULT_NAME))
+        vm = make_vm(options, architecture, check_name(name or DEFAULT_NAME))
     else:
-        size = size_of_options(options)
-        new = new_domain(*size, architecture=architecture, name=name or DEFAULT_NAME)
+        size = compute_options_size(options)
+        new = make_domain(*size, architecture=architecture, name=name or DEFAULT_NAME)
         vm, name = read_vm(new, source.name), None
     vm = add_host_facts(vm, host)
     resolved_layout = resolve_layout(
@@ -311,7 +311,7 @@ def replace_versions(host: "Host", arguments: PlanArguments) -> "Host":
     )
 
 
-def hosts_after(hosts: "tuple[Host, ...]", plans: Sequence[Path]) -> "tuple[Host, ...]":
+def apply_plans(hosts: "tuple[Host, ...]", plans: Sequence[Path]) -> "tuple[Host, ...]":
     """The hosts with the VMs of the saved plans of --after. Raises InputError, UsageError."""
     hint = "homenode plan --save-plan writes one"
     texts = [(str(path), read_input(path, "a saved plan", hint=hint)) for path in plans]
@@ -354,7 +354,7 @@ def print_refusal(error: Unplannable, *, as_json: bool = False, command: str = "
     else:
         from homenode.show.plan_text import format_refusal
 
-        error_console().print(format_refusal(error, f"homenode {command}: "))
+        get_error_console().print(format_refusal(error, f"homenode {command}: "))
 
 
 def _print(
@@ -369,13 +369,13 @@ def _print(
         from homenode.show.explain import explain
 
         outputs = (arguments.output, arguments.save_plan, arguments.svg)
-        screen = error_console() if STANDARD_OUTPUT in outputs else make_console()
+        screen = get_error_console() if STANDARD_OUTPUT in outputs else make_console()
         step = f"the same command with -o tuned{_SUFFIXES[file.target]}"
         if arguments.output == STANDARD_OUTPUT:
             step = ""
         elif arguments.output is not None:
             step = _define_step(file, source, arguments)
-        host = _host_to_show(file, arguments)
+        host = _choose_host(file, arguments)
         screen.print(
             explain(file.plan_to_show, host, reasons=reasons, step=step, full=arguments.explain)
         )
@@ -401,7 +401,7 @@ def _define_step(planned_file: PlannedFile, source: VmSource, arguments: PlanArg
     return step
 
 
-def _host_to_show(planned_file: PlannedFile, arguments: PlanArguments) -> "Host | None":
+def _choose_host(planned_file: PlannedFile, arguments: PlanArguments) -> "Host | None":
     """The host without the domains that the VM replaces, which would be drawn on its CPUs."""
     host = planned_file.host
     if host is None or planned_file.target != LIBVIRT:
@@ -411,9 +411,9 @@ def _host_to_show(planned_file: PlannedFile, arguments: PlanArguments) -> "Host 
 
 def note_critical(plan: Plan) -> None:
     """Print critical findings and unread VMs if the explanation is not printed."""
-    from homenode.show.plan_text import finding_lines, format_unread, select_findings
+    from homenode.show.plan_text import format_finding_lines, format_unread, select_findings
 
-    for line in finding_lines(select_findings(plan, Severity.CRITICAL)):
+    for line in format_finding_lines(select_findings(plan, Severity.CRITICAL)):
         note(f"critical: {line}")
     for line in format_unread(plan):
         note(f"warning: not read: {line}")
@@ -430,11 +430,11 @@ def _write(planned: PlannedFile, source: VmSource, arguments: PlanArguments) -> 
     if arguments.save_plan is not None:
         write_text(arguments.save_plan, encode_plan(planned.plan))
     if arguments.svg is not None:
-        host = _host_to_show(planned, arguments)
+        host = _choose_host(planned, arguments)
         assert host is not None, "--svg was rejected for manual mode before"
-        from homenode.show.topology_map import topology_map
+        from homenode.show.topology_map import draw_topology
 
-        write_text(arguments.svg, topology_map(host, planned.plan))
+        write_text(arguments.svg, draw_topology(host, planned.plan))
     files = (arguments.save_plan, arguments.svg)
     return [*lines, *(f"wrote {file}" for file in files if file not in (None, STANDARD_OUTPUT))]
 

@@ -23,10 +23,10 @@ from homenode.cli.terminal import (
     write_text,
 )
 from homenode.decide.alternative import Alternative, group_by_argument
-from homenode.decide.compare import alternatives_by_machine, compare_machines
 from homenode.decide.compare import compare as compare_alternatives
+from homenode.decide.compare import compare_machines, group_alternatives
 from homenode.decide.comparison import Outcome
-from homenode.decide.machine_facts import assign_runs, facts_of_host
+from homenode.decide.machine_facts import assign_runs, collect_host_facts
 from homenode.decide.recommendation import (
     Recommendation,
     RecommendedComparison,
@@ -60,7 +60,7 @@ def compare(arguments: CompareArguments) -> None:
     gaps += find_unused_results(runs, objectives)
     machines: dict[str, tuple[Alternative, ...]] = {}
     if arguments.bare is None:
-        machines = alternatives_by_machine(by_argument)
+        machines = group_alternatives(by_argument)
         is_brief = len(machines) > MAX_IN_FULL and not (arguments.json or arguments.everything)
         objective = arguments.objective
         compared = compare_machines(machines, objective, is_brief=is_brief)
@@ -98,12 +98,12 @@ def _decide(
     if host is not None:
         machine = load_host(host)
         note_gaps(machine.gaps)
-        return decide_all(assign_runs(runs, machine), facts_of_host(machine), objectives)
-    this_host = _this_machine() if any(run.head.host is not None for run in runs) else None
+        return decide_all(assign_runs(runs, machine), collect_host_facts(machine), objectives)
+    this_host = _read_this_machine() if any(run.head.host is not None for run in runs) else None
     return decide_for_machines(runs, objectives, this_host, machines)
 
 
-def _this_machine() -> Host | None:
+def _read_this_machine() -> Host | None:
     """Return this machine, which runs may name as their host; None if it cannot be read."""
     try:
         return load_host(None)
@@ -213,7 +213,7 @@ def _write(
 ) -> None:
     from datetime import UTC, datetime
 
-    from homenode.show.html import html_for_paper, html_page, pdf_pages
+    from homenode.show.html import render_page, render_paper_html, render_pdf
     from homenode.show.report.document import build_report
 
     creation_time = f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC, homenode {__version__}"
@@ -228,10 +228,10 @@ def _write(
     )
     if is_pdf:
         with working("writing the PDF"):
-            pages = pdf_pages(html_for_paper(document))
+            pages = render_pdf(render_paper_html(document))
         write_bytes(output, pages)
     else:
-        write_text(output, html_page(document))
+        write_text(output, render_page(document))
 
 
 def _print_summary(machines: "tuple[ReportedMachine, ...]", output: Path) -> None:

@@ -15,7 +15,7 @@ from homenode.change.apply.definition import (
 )
 from homenode.change.apply.live_pins import preview_restore_live_pins, restore_live_pins
 from homenode.change.apply.store import DomainStore
-from homenode.change.journal import ChangeState, host_locked, lock_of_one_user
+from homenode.change.journal import ChangeState, lock_host, lock_of_one_user
 from homenode.change.paused_start import end_paused, open_paused_journal
 from homenode.cli.arguments.place import RestoreArguments
 from homenode.cli.terminal import (
@@ -31,7 +31,7 @@ from homenode.cpuset import CpuSet
 from homenode.doc import Doc, Table, Text
 from homenode.errors import UsageError, exclusive
 from homenode.safe.record_directory import JOURNAL
-from homenode.show.change_text import line_counts
+from homenode.show.change_text import count_line_changes
 from homenode.text import command_line, format_cpus, plural
 from homenode.vm.domain.restore import preview_restore as preview_restore_file
 from homenode.vm.domain.restore import restore as restore_original
@@ -110,7 +110,7 @@ def _say_files(original: Path, record: Path) -> None:
 
 
 def _format_change(before: bytes, after: bytes) -> str:
-    added, removed = line_counts(before, after)
+    added, removed = count_line_changes(before, after)
     return f"{plural(added, 'line')} added, {removed} removed (all: --diff)"
 
 
@@ -252,7 +252,7 @@ def changing_host(
             note(f"waiting for {holder} to finish changing this host")
 
     words = command_line("homenode", command, *names)
-    with host_locked(journal.default_root(), connect, words, waiting) as locks:
+    with lock_host(journal.default_root(), connect, words, waiting) as locks:
         if (reason := lock_of_one_user(connect)) is not None:
             _note_once(f"change this host as one user, from one place: {reason}")
         yield locks

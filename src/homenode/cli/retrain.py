@@ -18,10 +18,10 @@ from homenode.change.retrain.install import (
     START,
     STARTED,
     find_dropped_links,
-    gpus_of_domain,
     has_devices,
-    libvirt_hook,
-    slot_links,
+    list_domain_gpus,
+    read_slot_links,
+    render_libvirt_hook,
     systemd_unit,
 )
 from homenode.change.retrain.plan import RetrainPlan, describe, plan_retrain
@@ -58,14 +58,14 @@ def retrain(arguments: RetrainArguments) -> None:
     if arguments.target is not None and arguments.target not in SPEED_OF_CODE:
         raise out_of_range("--target", str(arguments.target), 1, max(SPEED_OF_CODE))
     if arguments.print_hook:
-        print_file(libvirt_hook(_find_program(), arguments.target))
+        print_file(render_libvirt_hook(_find_program(), arguments.target))
         return
     if not devices:
         raise missing("BDF", "homenode doctor retrain 41:00.0")
     if arguments.print_unit:
         print_file(systemd_unit(devices, _find_program(), arguments.target))
         return
-    host = _this_machine()
+    host = _read_this_machine()
     findings: list[Finding] = []
     failure: HomenodeError | None = None
     for bdf in devices:
@@ -105,8 +105,8 @@ def hook(arguments: RetrainHookArguments) -> None:
 def _run_hook(domain: str, operation: str, xml: bytes, target: int | None) -> None:
     if operation not in (START, STARTED) or not has_devices(xml):
         return
-    host = _this_machine()
-    gpus = gpus_of_domain(xml, host)
+    host = _read_this_machine()
+    gpus = list_domain_gpus(xml, host)
     if operation == STARTED:
         for finding in find_dropped_links(host, gpus, domain, LinkRecords().load(gpus)):
             say(str(finding))
@@ -118,7 +118,7 @@ def _run_hook(domain: str, operation: str, xml: bytes, target: int | None) -> No
         except HomenodeError as error:  # the next GPU has a link of its own
             say(f"homenode: {error}")
     if gpus:
-        LinkRecords().save(slot_links(_this_machine(), gpus))
+        LinkRecords().save(read_slot_links(_read_this_machine(), gpus))
 
 
 def _retrain_device(
@@ -160,7 +160,7 @@ def _print(findings: list[Finding], devices: "tuple[Bdf, ...]", *, as_json: bool
         print_findings(answer, "links", as_json=as_json)
 
 
-def _this_machine() -> "Host":
+def _read_this_machine() -> "Host":
     """The PCI tree of this machine without running tools: hooks and early boot must not wait."""
     return discover(QuietSnapshot())
 

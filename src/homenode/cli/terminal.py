@@ -37,14 +37,14 @@ def make_console(name: str = "stdout") -> "Console":
         highlight=False,
         emoji=False,
         markup=False,
-        width=_terminal_columns() if is_terminal else None if has_width else _PIPED_COLUMNS,
+        width=_get_columns() if is_terminal else None if has_width else _PIPED_COLUMNS,
         stderr=is_live,
         file=None if is_live else cast("IO[str]", _WithoutPadding(name)),
     )
 
 
 @cache
-def error_console() -> "Console":
+def get_error_console() -> "Console":
     """Return the standard error, likewise."""
     return make_console("stderr")
 
@@ -52,7 +52,7 @@ def error_console() -> "Console":
 _PIPED_COLUMNS = 10_000
 
 
-def _terminal_columns() -> int:
+def _get_columns() -> int:
     from shutil import get_terminal_size
 
     return max(60, min(100, get_terminal_size().columns))
@@ -126,7 +126,7 @@ def note(text: str, hang: int = 2) -> None:
 
     line = printable(text)
     if sys.stderr.isatty():
-        line = "\n".join(wrap_words(line, _terminal_columns(), hang))
+        line = "\n".join(wrap_words(line, _get_columns(), hang))
     print(line, file=sys.stderr)
 
 
@@ -182,9 +182,9 @@ def update(text: str) -> None:
 
 
 def _remove_colour(text: str) -> str:
-    from homenode.text import printable_lines  # the way to --help loads as little as it can
+    from homenode.text import escape_lines  # the way to --help loads as little as it can
 
-    return printable_lines(text)
+    return escape_lines(text)
 
 
 def is_interactive() -> bool:
@@ -227,7 +227,7 @@ def working(task: str) -> Iterator[None]:
     from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
     columns = (SpinnerColumn("line"), TextColumn("{task.description}"), TimeElapsedColumn())
-    with Progress(*columns, console=error_console(), transient=True) as progress:
+    with Progress(*columns, console=get_error_console(), transient=True) as progress:
         progress.add_task(_remove_colour(task), total=None)
         yield
 
@@ -241,7 +241,7 @@ def counting(task_name: str) -> "Iterator[Callable[[int, int], None]]":
     from rich.progress import MofNCompleteColumn, Progress, TextColumn
 
     columns = TextColumn("{task.description}"), MofNCompleteColumn(separator=" of ")
-    with Progress(*columns, console=error_console(), transient=True) as bar:
+    with Progress(*columns, console=get_error_console(), transient=True) as bar:
         task = bar.add_task(task_name, total=None)
         yield lambda done, total: bar.update(task, completed=done, total=total)
 

@@ -18,9 +18,9 @@ from homenode.cli.arguments.measure import (
     TrialStatusArguments,
     TrialUndoArguments,
 )
+from homenode.cli.bench_options import build_trial_request, check_access, read_static_probe
 from homenode.cli.bench_options import check as check_options
-from homenode.cli.bench_options import check_access, static_probe, trial_request
-from homenode.cli.plan import hosts_after
+from homenode.cli.plan import apply_plans
 from homenode.cli.terminal import (
     ask,
     check_can_ask,
@@ -67,8 +67,8 @@ from homenode.measure.trial.prepare import Preflight, find_latest_trial, preflig
 from homenode.measure.trial.runner import (
     Trial,
     TrialSetup,
+    get_outcome_code,
     is_emulated,
-    outcome_code,
     run_trial,
     schedule_steps,
 )
@@ -134,7 +134,7 @@ def begin_trial(arguments: TrialArguments) -> None:
     check_options(arguments)
     check_can_write(arguments.report)
     virsh = Virsh(arguments.connect)
-    host = hosts_after((load_daemon_host(arguments.host, virsh),), arguments.after)[0]
+    host = apply_plans((load_daemon_host(arguments.host, virsh),), arguments.after)[0]
     state = virsh.find_domain(arguments.name)
     check_can_ask(asks=not (arguments.yes or arguments.dry_run))
     original = virsh.read_definition(state.uuid)
@@ -143,17 +143,17 @@ def begin_trial(arguments: TrialArguments) -> None:
             f"{state.name} is emulated (type='qemu'): its results would be meaningless",
             hint=f"{command_line('virsh', 'edit', state.argument)}, type='kvm'",
         )
-    probe = static_probe(arguments.access.probe)
+    probe = read_static_probe(arguments.access.probe)
     document = open_domain(original, state.name)
     vm = build_vm(document)
     objective = suggest_objective(vm, arguments.options, host)
-    want = trial_request(state.name, arguments, usual_layouts(vm, host), objective)
+    want = build_trial_request(state.name, arguments, list_usual_layouts(vm, host), objective)
     # A dry run writes nothing, a lock neither.
     alone = nullcontext() if arguments.dry_run else domain_locked(default_root(), state.uuid)
     with alone:
         check_result = preflight(virsh, arguments.name, want, host, default_root())
         reject_unread_vms(host)
-        boot_s = _seconds_of_boots(host, check_result)
+        boot_s = _estimate_boots(host, check_result)
         for line in format_reserved(host.without_domains(arguments.options.replaces), state.name):
             note(f"kept: {line}")
         _show(check_result, Pace(boot_s), diagnose(host, document).findings, host.gaps)
@@ -178,7 +178,7 @@ def begin_trial(arguments: TrialArguments) -> None:
     _conclude(check_result.head, journal, arguments.report, arguments.host)
 
 
-def usual_layouts(vm: Vm, host: "Host") -> tuple[str, ...]:
+def list_usual_layouts(vm: Vm, host: "Host") -> tuple[str, ...]:
     """Return the default layouts: the study's, as far as they differ on this host."""
     layouts = ["default", "pin"]
     if sum(bool(node.pus) for node in host.nodes) > 1:
@@ -200,7 +200,7 @@ def resume_trial(arguments: TrialResumeArguments) -> None:
     head, journal = trial.head, TrialJournal(default_root(), trial.head.id)
     alone = domain_locked(default_root(), head.source_uuid or head.uuid)
     with alone, journal.hold() as lock:
-        probe = static_probe(arguments.access.probe)
+        probe = read_static_probe(arguments.access.probe)
         if arguments.boots is not None:
             _order_more(head, trial.state, journal, arguments.boots)
         virsh = Virsh(head.connect)
@@ -324,7 +324,7 @@ def _run(
         on_progress=progress.on_step,
         on_wait=progress.on_wait,
         notify=note,
-        host=_host_of_guests(setup, host),
+        host=_find_guest_host(setup, host),
         read_host=(lambda: load_daemon_host(None, virsh)) if is_local(virsh.connect) else None,
         boot_s=boot_s or {},
         within_s=within_s,
@@ -354,11 +354,11 @@ def _conclude(
 ) -> None:
     """Print what the boots show, write the report, and exit with the status of the trial. host:
     source of the layouts' host; None: this machine, if it is that host."""
-    from homenode.decide.machine_facts import facts_of_measured
+    from homenode.decide.machine_facts import collect_measured_facts
     from homenode.decide.trial_conclusion import answer_of, conclude
 
     trial = journal.load()
-    code = outcome_code(trial.state)
+    code = get_outcome_code(trial.state)
     steps = schedule_steps(head, trial.state)
     runs, directories = _read_runs(head, journal)
     if not runs:
@@ -366,7 +366,7 @@ def _conclude(
     else:
         config = reopen(head, journal).config
 
-        machine = facts_of_measured(runs, load_host(host))
+        machine = collect_measured_facts(runs, load_host(host))
         conclusion = conclude(
             runs,
             head.argument,
@@ -422,14 +422,14 @@ def _read_runs(head: TrialHead, journal: TrialJournal) -> tuple[list[Run], list[
     return runs, directories
 
 
-def _host_of_guests(setup: TrialSetup, host: "Host | None") -> "Host | None":
+def _find_guest_host(setup: TrialSetup, host: "Host | None") -> "Host | None":
     """Return the host if guests may get its NCCL file."""
     if not any(len(tuned_copy.plan.vm.hostdevs) > 1 for tuned_copy in setup.layouts.values()):
         return None
     return load_host(None) if host is None else host
 
 
-def _seconds_of_boots(host: "Host", preflight: Preflight) -> dict[str, float]:
+def _estimate_boots(host: "Host", preflight: Preflight) -> dict[str, float]:
     """Estimate the seconds of a boot by variant; GPU tests are known in the guest."""
     measuring = preflight.begun.measuring
     try:

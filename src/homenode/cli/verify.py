@@ -38,7 +38,7 @@ from homenode.vm.hypervisor.connection import DEFAULT
 from homenode.vm.hypervisor.virsh import Virsh
 from homenode.vm.plan import LIBVIRT, Plan
 from homenode.vm.sources import names_domain
-from homenode.vm.targets.registry import target_named
+from homenode.vm.targets.registry import find_target
 
 
 class OptionRule(NamedTuple):
@@ -148,7 +148,7 @@ def verify(arguments: VerifyArguments) -> None:
     exit_by(verification.findings)
 
 
-def _host_and_plan(arguments: VerifyArguments, virsh: Virsh) -> tuple[Host, Plan | None]:
+def _read_host_and_plan(arguments: VerifyArguments, virsh: Virsh) -> tuple[Host, Plan | None]:
     """Return the daemon's host and the saved plan. Raises InputError if one is for another host."""
     host = load_daemon_host(arguments.host, virsh)
     if arguments.plan is None:
@@ -162,7 +162,7 @@ def _host_and_plan(arguments: VerifyArguments, virsh: Virsh) -> tuple[Host, Plan
 def _check_host(arguments: VerifyArguments) -> None:
     """Raise InputError if the VM to start, or the plan, is for another host than the daemon's."""
     virsh = Virsh(arguments.connect or DEFAULT)
-    host, _ = _host_and_plan(arguments, virsh)
+    host, _ = _read_host_and_plan(arguments, virsh)
     state = virsh.find_domain(str(arguments.document))
     reject_tuned_for_other(read_vm(virsh.read_definition(state.uuid), state.name), host)
 
@@ -216,7 +216,7 @@ def _print(verified: Verification, arguments: VerifyArguments) -> None:
     elif plan is not None:
         layout = f"layout {plan.layout.name} on {plan.host_name}"
         answer = f"{subject} matches the plan: {layout}, 0 differences"
-        labels["next"] = "" if are_bad(findings.findings) else _next_command(arguments, plan)
+        labels["next"] = "" if are_bad(findings.findings) else _format_next_command(arguments, plan)
     print_findings(
         findings,
         subject,
@@ -241,13 +241,13 @@ def _drop_table_rows(findings: Findings, checks: Sequence[Check]) -> Findings:
     )
 
 
-def _next_command(arguments: VerifyArguments, plan: Plan) -> str:
+def _format_next_command(arguments: VerifyArguments, plan: Plan) -> str:
     """Return the command that boots a test guest, or compares the guest of a target for which none
     boots; "" after either."""
     if arguments.document is None or arguments.start:
         return ""
     target = plan.kept_of
-    if target != LIBVIRT and target_named(target).words_of is None:
+    if target != LIBVIRT and find_target(target).words_of is None:
         words = f"--target {target} --guest ssh:HOST".split()
         return command_line("homenode", "verify", "--plan", arguments.plan, *words)
     call = (word for words in _call_of_vm(arguments) for word in words)
@@ -271,7 +271,7 @@ def _verify_live(name: str, arguments: VerifyArguments) -> None:
 
     connect, plan = arguments.connect or DEFAULT, None
     if arguments.plan is not None or arguments.host is not None:
-        _, plan = _host_and_plan(arguments, Virsh(connect))
+        _, plan = _read_host_and_plan(arguments, Virsh(connect))
     findings = verify_running_domain(name, connect, plan)
     named_findings = with_call(findings.findings, [(name,)])
     findings = structs.replace(findings, findings=named_findings)

@@ -10,7 +10,7 @@ from typing import NamedTuple
 from msgspec import Struct, structs
 from msgspec.structs import replace
 
-from homenode.decide.health import LayoutLinks, layout_links
+from homenode.decide.health import LayoutLinks, collect_layout_links
 from homenode.decide.summary import Series, SeriesKey, collect_series
 from homenode.measure.results.model import (
     MOVING,
@@ -25,7 +25,7 @@ from homenode.measure.results.model import (
 )
 from homenode.measure.results.placement_states import (
     classify_values,
-    latency_name,
+    format_latency_name,
     parse_latency_ns,
 )
 from homenode.measure.results.vantage import Vantage
@@ -53,7 +53,7 @@ class Alternative(Struct, frozen=True, kw_only=True, dict=True):
     @cached_property
     def links(self) -> LayoutLinks:
         """Links, read once: every pair of alternatives is compared."""
-        return layout_links(self.label, self.runs)
+        return collect_layout_links(self.label, self.runs)
 
     @cached_property
     def copies(self) -> dict[SampleKey, float]:
@@ -217,7 +217,7 @@ def _join_names(runs: Sequence[Run]) -> _Names:
     seen: dict[_SeriesPlace, dict[tuple[int, str], float]] = {}
     names: _Names = {}
     for place, run in enumerate(runs):
-        for sample in _samples_with_state(run):
+        for sample in _add_states(run):
             assert sample.state is not None
             latency_ns = parse_latency_ns(sample.state)
             if latency_ns is not None:
@@ -233,7 +233,7 @@ def _join_names(runs: Sequence[Run]) -> _Names:
             members = [key for key, at in zip(keys, classes, strict=True) if at == number]
             if len({place for place, _ in members}) < len(members):
                 continue  # two states of one run: the state in another run is unknown
-            name = latency_name(statistics.median(latencies[key] for key in members))
+            name = format_latency_name(statistics.median(latencies[key] for key in members))
             names |= {(place, node_place, state): name for place, state in members}
     return names
 
@@ -242,7 +242,7 @@ def _find_usual_names(groups: Sequence[Sequence[Run]]) -> _Names:
     boots: dict[_SeriesPlace, dict[int, dict[tuple[int, int], Counter[str]]]] = {}
     numbered_runs = [(number, run) for number, group in enumerate(groups) for run in group]
     for place, (number, run) in enumerate(numbered_runs):
-        for sample in _samples_with_state(run):
+        for sample in _add_states(run):
             assert sample.state is not None
             of_group = boots.setdefault(_series_place(sample), {}).setdefault(number, {})
             of_group.setdefault((place, sample.boot), Counter())[sample.state] += 1
@@ -311,7 +311,7 @@ def _rename_states(run: Run, place: int, names: _Names) -> Run:
     return replace(run, samples=tuple(samples))
 
 
-def _samples_with_state(run: Run) -> Iterable[Sample]:
+def _add_states(run: Run) -> Iterable[Sample]:
     return (
         sample for sample in run.samples if sample.state is not None and sample.state != UNSETTLED
     )

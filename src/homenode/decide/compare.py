@@ -18,14 +18,14 @@ from homenode.decide.comparison import (
     Outcome,
     UnjudgedEffect,
     correct_by_holm,
+    get_effect_metric,
     join_subjects,
     judge_effects,
     make_caveat,
-    metric_of_effect,
 )
 from homenode.decide.health import check_results, fit_sweeps
 from homenode.decide.intervals import CONFIDENCE, MIN_BOOTS, compute_interval
-from homenode.decide.machine_facts import runs_by_machine
+from homenode.decide.machine_facts import group_runs_by_machine
 from homenode.decide.summary import Series, SeriesKey, choose_headline, format_places, power_by_test
 from homenode.errors import InputError
 from homenode.findings import Caveat, Gap
@@ -76,13 +76,13 @@ def compare(
     return structs.replace(comparison, caveats=caveats, power=power, sweeps=sweeps)
 
 
-def alternatives_by_machine(
+def group_alternatives(
     named_runs: Sequence[tuple[str, Sequence[Run]]],
 ) -> dict[str, tuple[Alternative, ...]]:
     """Return the alternatives of each machine. named_runs: runs by the argument that names them."""
     machines = {}
     all_runs = [run for _, group in named_runs for run in group]
-    for name, runs in runs_by_machine(all_runs).items():
+    for name, runs in group_runs_by_machine(all_runs).items():
         run_ids = {id(run) for run in runs}
         parts = [(name, [run for run in group if id(run) in run_ids]) for name, group in named_runs]
         machines[name] = group_by_argument(
@@ -235,14 +235,14 @@ def _compare(
     caveats += moved_controls
     if moved_controls:
         for n, candidate in enumerate(candidates):
-            if not metric_of_effect(candidate.effect).control:
+            if not get_effect_metric(candidate.effect).control:
                 more_caveats = (*candidate.effect.caveats, "control-moved")
                 effect = structs.replace(candidate.effect, caveats=more_caveats)
                 candidates[n] = candidate._replace(effect=effect)
     return candidates, caveats
 
 
-def series_key(effect: Effect) -> SeriesKey:
+def make_series_key(effect: Effect) -> SeriesKey:
     names = (*SeriesId.__struct_fields__, "slowest_device")
     return SeriesKey(*(getattr(effect, name) for name in names))
 
@@ -251,7 +251,7 @@ def is_whole(effect: Effect) -> bool:
     """Return whether an effect is over all places: not of a single CPU or a pair."""
     if effect.metric == "core-to-core-latency" or (effect.variant or "").startswith("CPU "):
         return False
-    return effect.slowest_device or series_key(effect).is_over_all
+    return effect.slowest_device or make_series_key(effect).is_over_all
 
 
 def _list_deciding_keys(keys: Iterable[SeriesKey], objective: Objective | None) -> set[SeriesKey]:
@@ -299,7 +299,7 @@ def _interval_between(
         caveats=blocking,
     )
     return UnjudgedEffect(
-        effect, bounds, _boot_gap(first, second), _imbalance_ratio(first, second, metric)
+        effect, bounds, _boot_gap(first, second), _compute_imbalance(first, second, metric)
     )
 
 
@@ -309,7 +309,7 @@ slowest of eight is 1.4 of the latter below their mean, and so far apart in 1 of
 boots."""
 
 
-def _imbalance_ratio(first: Series, second: Series, metric: Metric) -> float:
+def _compute_imbalance(first: Series, second: Series, metric: Metric) -> float:
     """Return the distance of the slowest device from the others of its boot, as a ratio of both
     alternatives; 1.0 if it is chance or not relevant. For eight devices in two boots with 3 %
     variation see docs/developer/statistics.md."""
@@ -491,7 +491,7 @@ def _join_values(values: Iterable[object]) -> str:
 def _check_controls(effects: Sequence[Effect]) -> Iterator[Caveat]:
     """Yield caveats on controls that differ, corrected for their number: eight GPUs have dozens.
     Single GPUs are corrected separately, so that they do not hide a common change."""
-    controls = [effect for effect in effects if metric_of_effect(effect).control]
+    controls = [effect for effect in effects if get_effect_metric(effect).control]
     for family in (
         [effect for effect in controls if effect.device is None],
         [effect for effect in controls if effect.device is not None],
@@ -499,7 +499,7 @@ def _check_controls(effects: Sequence[Effect]) -> Iterator[Caveat]:
         tested_effects = [(effect, effect.p) for effect in family if effect.p is not None]
         adjusted_ps = correct_by_holm([p for _, p in tested_effects])
         for (effect, _), p in zip(tested_effects, adjusted_ps, strict=True):
-            if p < 1 - CONFIDENCE and abs(effect.ratio - 1) > metric_of_effect(effect).matters:
+            if p < 1 - CONFIDENCE and abs(effect.ratio - 1) > get_effect_metric(effect).matters:
                 change = f"{effect.ratio - 1:+.1%} from {effect.baseline} to {effect.alternative}"
                 yield make_caveat("control-moved", effect.metric, change)
 

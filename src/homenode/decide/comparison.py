@@ -159,7 +159,7 @@ class UnjudgedEffect(NamedTuple):
     within: float = 1.0
 
 
-def metric_of_effect(effect: Effect) -> Metric:
+def get_effect_metric(effect: Effect) -> Metric:
     """Return the metric of an effect; effects exist only for known metrics."""
     metric = find_metric(effect.metric)
     assert metric is not None
@@ -168,7 +168,7 @@ def metric_of_effect(effect: Effect) -> Metric:
 
 def is_large(effect: Effect) -> bool:
     """Return whether an effect is large enough for a change of the layout."""
-    return 1 - min(effect.gain, 1 / effect.gain) >= metric_of_effect(effect).matters
+    return 1 - min(effect.gain, 1 / effect.gain) >= get_effect_metric(effect).matters
 
 
 def judge_effects(candidates: Sequence[UnjudgedEffect]) -> Iterator[Effect]:
@@ -177,7 +177,7 @@ def judge_effects(candidates: Sequence[UnjudgedEffect]) -> Iterator[Effect]:
     families: dict[Objective | None, dict[int, MetricTest]] = {}
     for place, (effect, interval, *_) in enumerate(candidates):
         if effect.primary and interval is not None:
-            metric = metric_of_effect(effect)
+            metric = get_effect_metric(effect)
             family = (*metric.primary, *metric.stands_in, None)[0]
             metric_test = MetricTest(effect.alternative, effect.metric, interval, sum(effect.boots))
             families.setdefault(family, {})[place] = metric_test
@@ -198,13 +198,13 @@ def _choose_outcome(effect: Effect, p: float | None, candidate: UnjudgedEffect) 
     direction = Outcome.BETTER if effect.gain > 1 else Outcome.WORSE
     if effect.caveats:
         is_within = candidate.within > 1 if direction is Outcome.BETTER else candidate.within < 1
-        is_apart = candidate.apart >= metric_of_effect(effect).boot_variation
+        is_apart = candidate.apart >= get_effect_metric(effect).boot_variation
         return direction if is_apart or is_within else Outcome.CANNOT_TELL
     if p is None or effect.low is None or effect.high is None:
         return Outcome.CANNOT_TELL
     if p < 1 - CONFIDENCE:
         return direction
-    space = 1 + metric_of_effect(effect).matters
+    space = 1 + get_effect_metric(effect).matters
     if 1 / space < effect.low and effect.high < space:
         return Outcome.NO_DIFFERENCE
     return Outcome.CANNOT_TELL
@@ -244,13 +244,13 @@ def adjust_p_values(tests: Sequence[MetricTest], pairs: int) -> tuple[float, ...
         return tuple(min(1.0, test.interval.p * len(metrics)) for test in tests)
     adjusted_ps = [1.0] * len(tests)
     for places in by_alternative.values():
-        joint_p = min(1.0, _joint_p([tests[place] for place in places]) * pairs)
+        joint_p = min(1.0, _compute_joint_p([tests[place] for place in places]) * pairs)
         for place in places:
             adjusted_ps[place] = max(joint_p, tests[place].interval.p)
     return tuple(adjusted_ps)
 
 
-def _joint_p(tests: Sequence[MetricTest]) -> float:
+def _compute_joint_p(tests: Sequence[MetricTest]) -> float:
     """Return the probability of such differences on all metrics by chance (F). If one side varies
     more than the other, fewer degrees of freedom count than Satterthwaite's."""
     intervals = [test.interval for test in tests]

@@ -55,10 +55,10 @@ def two_sided_p(t: float, freedom: float) -> float:
 
 
 @cache
-def t_quantile(confidence: float, freedom: float) -> float:
+def compute_t_quantile(confidence: float, freedom: float) -> float:
     """Return the t of two-sided intervals with this confidence.
 
-    >>> round(t_quantile(0.95, 4), 4), round(t_quantile(0.99, 10), 4)
+    >>> round(compute_t_quantile(0.95, 4), 4), round(compute_t_quantile(0.99, 10), 4)
     (2.7764, 3.1693)
     """
     low, high = 0.0, 1.0
@@ -118,7 +118,7 @@ def range_upper_p(q: float, groups: int, freedom: float) -> float:
         scale = low + (high - low) * place
         if scale > 0.0:
             exponent = log_front + (freedom - 1) * math.log(scale) - freedom * scale**2 / 2
-            beyond += weight * math.exp(exponent) * (1 - _range_below(q * scale, groups))
+            beyond += weight * math.exp(exponent) * (1 - _compute_range_below(q * scale, groups))
     return min(1.0, max(_MIN_P, (high - low) * beyond))
 
 
@@ -137,9 +137,9 @@ def range_quantile(confidence: float, groups: int, freedom: float) -> float:
     (4.53, 4.83)
     """
     if groups <= 2:
-        return t_quantile(confidence, freedom) * math.sqrt(2)
-    low = t_quantile(confidence, freedom) * math.sqrt(2)
-    high = t_quantile(1 - (1 - confidence) / math.comb(groups, 2), freedom) * math.sqrt(2)
+        return compute_t_quantile(confidence, freedom) * math.sqrt(2)
+    low = compute_t_quantile(confidence, freedom) * math.sqrt(2)
+    high = compute_t_quantile(1 - (1 - confidence) / math.comb(groups, 2), freedom) * math.sqrt(2)
     # Bonferroni's bound is above it, and the range of two below; between them p falls smoothly.
     missing = {
         q: math.log(range_upper_p(q, groups, freedom) / (1 - confidence)) for q in (low, high)
@@ -156,12 +156,12 @@ def range_quantile(confidence: float, groups: int, freedom: float) -> float:
     return q
 
 
-def _range_below(width: float, groups: int) -> float:
+def _compute_range_below(width: float, groups: int) -> float:
     """Return the probability that `groups` standard normal values are within a range of this width,
     by cubic interpolation in a table, with an error of at most 1e-8."""
     if width >= _MAX_RANGE:
         return 1.0
-    values, slopes = _range_table(groups)
+    values, slopes = _compute_range_table(groups)
     place = width / _STEP
     at = int(place)
     part = place - at
@@ -175,7 +175,7 @@ _STEP = _MAX_RANGE / 240
 
 
 @cache
-def _range_table(groups: int) -> tuple[list[float], list[float]]:
+def _compute_range_table(groups: int) -> tuple[list[float], list[float]]:
     """Return the probabilities and their derivatives at 241 widths."""
     values, slopes = [], []
     front = groups * 16 / math.sqrt(2 * math.pi)

@@ -16,7 +16,7 @@ from homenode.measure.results.sweep import (
     fit_sweep,
 )
 from homenode.objective import Objective
-from homenode.units import whole_number
+from homenode.units import parse_whole
 
 LOW_COPY_BYTES_PER_S = 8e9
 """Copies between host and GPU below this: what PCIe Gen 2 x16, or Gen 3 x8, can carry at most.
@@ -39,7 +39,7 @@ def find_blocking(findings: Iterable[Finding], objective: Objective) -> tuple[Fi
 def check_results(runs: Sequence[Run]) -> tuple[Finding, ...]:
     """Return findings on a machine's links from its results, unless another layout refutes them."""
     real = [run for run in runs if run.head.origin not in (Origin.EMULATED, Origin.SYNTHESISED)]
-    return (*_check_flat_curves(real), *_check_low_copies(real), *_copies_unlike_peers(real))
+    return (*_check_flat_curves(real), *_check_low_copies(real), *_check_peer_copies(real))
 
 
 _Points = list[tuple[int, float]]
@@ -71,7 +71,7 @@ def list_sweeps(runs: Sequence[Run]) -> dict[str, tuple[_Points, float]]:
 def _count_gpus(head: RunHead) -> int:
     """Count the GPUs of a collective; imported runs do not list them, but have the tool's count."""
     counts = (condition.value for condition in head.conditions if condition.name == COLLECTIVE_GPUS)
-    return max(len(head.gpus), *(whole_number(count) or 0 for count in counts), 0)
+    return max(len(head.gpus), *(parse_whole(count) or 0 for count in counts), 0)
 
 
 def fit_sweeps(runs: Sequence[Run]) -> dict[str, SweepFit]:
@@ -109,10 +109,10 @@ _PEERS_SHARE = 0.7
 """A GPU that copies less than this share of what its peers copy is behind another link."""
 
 
-def _copies_unlike_peers(runs: Sequence[Run]) -> Iterator[Finding]:
+def _check_peer_copies(runs: Sequence[Run]) -> Iterator[Finding]:
     """Find GPUs, of three or more, whose copies are far below the others' in every layout."""
     for metric, direction in _COPIES.items():
-        shares = [(run, _shares_of_peers(run, metric)) for run in runs]
+        shares = [(run, _compute_peer_shares(run, metric)) for run in runs]
         healthy = {
             place
             for _, by_place in shares
@@ -137,7 +137,7 @@ def _copies_unlike_peers(runs: Sequence[Run]) -> Iterator[Finding]:
 _Shares = dict[tuple[object, ...], tuple[float, float]]
 
 
-def _shares_of_peers(run: Run, metric: str) -> _Shares:
+def _compute_peer_shares(run: Run, metric: str) -> _Shares:
     """Return the copies of each GPU, by size and node, and the median of at least two peers; else
     NaN, which compares false."""
     values: dict[tuple[object, object], dict[object, list[float]]] = {}
@@ -174,15 +174,15 @@ class LayoutLinks(NamedTuple):
     pooled: Mapping[str, tuple[_Points, float]]  # sweeps of all runs together
 
 
-def layout_links(label: str, runs: Sequence[Run]) -> LayoutLinks:
-    copies = {metric: [_shares_of_peers(run, metric) for run in runs] for metric in _COPIES}
+def collect_layout_links(label: str, runs: Sequence[Run]) -> LayoutLinks:
+    copies = {metric: [_compute_peer_shares(run, metric) for run in runs] for metric in _COPIES}
     return LayoutLinks(label, copies, [list_sweeps([run]) for run in runs], list_sweeps(runs))
 
 
 def find_slow_in_one(slow: LayoutLinks, fast: LayoutLinks) -> Iterator[str]:
     """Yield GPUs that copy slowly, and collectives with a ceiling, in only one layout, by its
     label: a card that became slow while one layout ran resembles an effect of the layout."""
-    yield from _copies_slow_in_one_layout(slow, fast)
+    yield from _format_slow_copies(slow, fast)
     label, other_label = slow.label, fast.label
     tops = {name: max(rate for _, rate in points) for name, (points, _) in fast.pooled.items()}
     for sweeps in slow.sweeps:
@@ -194,7 +194,7 @@ def find_slow_in_one(slow: LayoutLinks, fast: LayoutLinks) -> Iterator[str]:
                 yield f"no size of {name} passes {rate} in {label}, and {reached_text}"
 
 
-def _copies_slow_in_one_layout(slow_side: LayoutLinks, fast_side: LayoutLinks) -> Iterator[str]:
+def _format_slow_copies(slow_side: LayoutLinks, fast_side: LayoutLinks) -> Iterator[str]:
     label, other_label = slow_side.label, fast_side.label
     slow: dict[object, tuple[float, str]] = {}
     for metric, direction in _COPIES.items():

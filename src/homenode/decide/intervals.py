@@ -161,7 +161,7 @@ def _convert_to_ratio(log: float) -> float:
 def _list_estimates(first: Series, second: Series, neighbours: Sequence[Series]) -> list[_Estimate]:
     """Return one estimate, or two of which the less certain counts: with an unbalanced order, an
     undetected drift can be the difference."""
-    difference = _mean_log(second) - _mean_log(first)
+    difference = _compute_mean_log(second) - _compute_mean_log(first)
     blocks = _estimate_by_blocks(first, second, neighbours)
     plain = _Estimate(difference, *(blocks or _estimate_by_boots(first, second, neighbours))[:2])
     trend = _fit_time_trend(first, second, neighbours)
@@ -213,7 +213,7 @@ def _fit_time_trend(first: Series, second: Series, neighbours: Iterable[Series])
     if not _is_one_variance(tuple(sorted(map(_estimate_variance, all_series)))):
         return None
     middle = [math.fsum(instants) / len(instants) for instants in times]
-    level = list(map(_mean_log, all_series))
+    level = list(map(_compute_mean_log, all_series))
     off = [
         [(t - middle[n], log - level[n]) for t, log in zip(times[n], series.logs, strict=True)]
         for n, series in enumerate(all_series)
@@ -222,10 +222,10 @@ def _fit_time_trend(first: Series, second: Series, neighbours: Iterable[Series])
     slope = math.fsum(time * log for pairs in off for time, log in pairs) / squares
     rests = [math.fsum((log - slope * time) ** 2 for time, log in pairs) for pairs in off]
     freedom = len(all_times) - len(all_series) - 1.0
-    variance = max(math.fsum(rests) / freedom, _mean_inner_variance(all_series), RESOLUTION**2)
+    variance = max(math.fsum(rests) / freedom, _compute_mean_variance(all_series), RESOLUTION**2)
     part = freedom / (freedom + 1)
-    variances = _residual_variances(rests, [part * (len(pairs) - 1.0) for pairs in off])
-    wider, freedom_left = _variance_factor(all_series, variances)
+    variances = _compute_residuals(rests, [part * (len(pairs) - 1.0) for pairs in off])
+    wider, freedom_left = _compute_variance_factor(all_series, variances)
     later = middle[1] - middle[0]
     counts = len(first.medians), len(second.medians)
     spread = 1 / counts[0] + 1 / counts[1]
@@ -267,7 +267,7 @@ def _is_usable(series: Series) -> bool:
     return series.replicated and len(series.medians) >= MIN_BOOTS
 
 
-def _mean_log(series: Series) -> float:
+def _compute_mean_log(series: Series) -> float:
     return math.fsum(series.logs) / len(series.logs)
 
 
@@ -276,12 +276,12 @@ def _estimate_by_boots(
 ) -> tuple[float, float]:
     """Return the standard error of the difference, and its degrees of freedom."""
     all_series = [first, second, *neighbours]
-    return _difference_error(
+    return _compute_difference_error(
         all_series, _shrink_variances([_estimate_variance(series) for series in all_series])
     )
 
 
-def _difference_error(
+def _compute_difference_error(
     all_series: Sequence[Series], variances: Sequence[_Variance]
 ) -> tuple[float, float]:
     """Standard error of the difference of the first two, and Satterthwaite's freedom: with several
@@ -314,7 +314,7 @@ def _shrink_variances(variances: Sequence[_Variance]) -> list[_Variance]:
     return drawn
 
 
-def _variance_factor(
+def _compute_variance_factor(
     all_series: Sequence[Series], variances: Sequence[_Variance]
 ) -> tuple[float, float]:
     """Return the factor for the pooled error of the first two, because variances differ, and the
@@ -323,7 +323,7 @@ def _variance_factor(
     counts = [len(series.medians) for series in all_series[:2]]
     if len(all_series) < 3 or min(counts) < BESIDE_TERMS_FROM:
         return 1.0, pooled_variance.freedom
-    error, freedom = _difference_error(all_series, _shrink_variances(variances))
+    error, freedom = _compute_difference_error(all_series, _shrink_variances(variances))
     return error / math.sqrt(pooled_variance.value * sum(1 / count for count in counts)), freedom
 
 
@@ -379,21 +379,21 @@ def _estimate_by_blocks(
         )
         for row, mean in zip(rows, of_row, strict=True)
     ]
-    variance = max(math.fsum(rests) / freedom, _mean_inner_variance(compared), RESOLUTION**2)
+    variance = max(math.fsum(rests) / freedom, _compute_mean_variance(compared), RESOLUTION**2)
     between = count * math.fsum((level - overall_mean) ** 2 for level in of_round) / (rounds - 1)
     if f_upper_p(between / variance, rounds - 1.0, freedom) >= BLOCKS_DIFFER:
         return None
-    wider, freedom_left = _variance_factor(
-        compared, _residual_variances(rests, [freedom / count] * count)
+    wider, freedom_left = _compute_variance_factor(
+        compared, _compute_residuals(rests, [freedom / count] * count)
     )
     return _Blocks(math.sqrt(2 * variance / rounds) * wider, freedom_left, variance, freedom)
 
 
-def _mean_inner_variance(all_series: Sequence[Series]) -> float:
+def _compute_mean_variance(all_series: Sequence[Series]) -> float:
     return math.fsum(series.inner_variance for series in all_series) / len(all_series)
 
 
-def _residual_variances(rests: Sequence[float], freedoms: Sequence[float]) -> list[_Variance]:
+def _compute_residuals(rests: Sequence[float], freedoms: Sequence[float]) -> list[_Variance]:
     """Return variances from the residual sums of squares of each alternative."""
     return [
         _Variance(max(residual / freedom, RESOLUTION**2), freedom)

@@ -13,8 +13,8 @@ from homenode.findings import Caveat, Finding
 from homenode.machine.topology import Host
 from homenode.measure.results.model import Run, RunHead, host_kind, list_hardware
 from homenode.measure.results.vantage import Vantage
-from homenode.plan.auto import LayoutInputs, host_inputs
-from homenode.text import first_few
+from homenode.plan.auto import LayoutInputs, build_host_inputs
+from homenode.text import shorten_list
 
 
 class MachineFacts(Struct, frozen=True, kw_only=True):
@@ -35,7 +35,7 @@ class MachineFacts(Struct, frozen=True, kw_only=True):
         return self.inputs.nodes
 
 
-def facts_of_host(host: Host) -> MachineFacts:
+def collect_host_facts(host: Host) -> MachineFacts:
     """Return the facts of a machine whose topology is known."""
     gpus = host.whole_gpus
     return MachineFacts(
@@ -43,14 +43,14 @@ def facts_of_host(host: Host) -> MachineFacts:
         fingerprint=host.fingerprint,
         kind=host_kind(host),
         results=None,
-        inputs=host_inputs(host),
+        inputs=build_host_inputs(host),
         gpus=len(gpus),
         findings=link_health(host),
         hardware=list_hardware(host),
     )
 
 
-def facts_of_runs(name: str, runs: Sequence[Run]) -> MachineFacts:
+def collect_run_facts(name: str, runs: Sequence[Run]) -> MachineFacts:
     """Return the facts of a machine known only by its runs."""
     head = runs[0].head
     kind = next((run.head.host_kind for run in runs if run.head.host_kind is not None), None)
@@ -111,7 +111,7 @@ def check_unassigned_runs(runs: Sequence[Run], machine: MachineFacts) -> tuple[C
         if run.head.host is None:
             match = match_machine(run.head, machine.hardware)
             heads.setdefault(match, []).append(run.head)
-    return tuple(_other_machine_caveat(match, heads[match], machine) for match in heads)
+    return tuple(_make_machine_caveat(match, heads[match], machine) for match in heads)
 
 
 NOT_OF_MACHINE = ("other-machine", "machine-unknown")
@@ -120,11 +120,11 @@ NOT_OF_MACHINE = ("other-machine", "machine-unknown")
 _NAMED_PARTS = 4  # processor and GPU models in a caveat
 
 
-def _other_machine_caveat(
+def _make_machine_caveat(
     match: MachineMatch, heads: Sequence[RunHead], machine: MachineFacts
 ) -> Caveat:
     hardware = (name for head in heads for name in head.hardware or (head.system,))
-    names = first_few(dict.fromkeys(hardware), _NAMED_PARTS)
+    names = shorten_list(dict.fromkeys(hardware), _NAMED_PARTS)
     detail, cause, fix = {
         MachineMatch.OTHER: (
             f"these runs name {names}, which {machine.name} does not have: they do not count here",
@@ -209,7 +209,7 @@ def format_other_hardware(first: Iterable[RunHead], second: Iterable[RunHead]) -
 _SHORT_HASH = 8
 
 
-def runs_by_machine(runs: Sequence[Run]) -> dict[str, list[Run]]:
+def group_runs_by_machine(runs: Sequence[Run]) -> dict[str, list[Run]]:
     """Runs by machine: by their directory's, unless they name several hosts, or kinds of host."""
     by_system: dict[str, list[Run]] = {}
     for run in runs:
@@ -230,17 +230,17 @@ def runs_by_machine(runs: Sequence[Run]) -> dict[str, list[Run]]:
 def find_machines(runs: Sequence[Run], this_host: Host | None = None) -> tuple[MachineFacts, ...]:
     """Return the machines of runs. this_host: its links count if runs name it."""
     return tuple(
-        replace(facts_of_measured(group, this_host), name=name)
-        for name, group in runs_by_machine(runs).items()
+        replace(collect_measured_facts(group, this_host), name=name)
+        for name, group in group_runs_by_machine(runs).items()
     )
 
 
-def facts_of_measured(runs: Sequence[Run], host: Host | None) -> MachineFacts:
+def collect_measured_facts(runs: Sequence[Run], host: Host | None) -> MachineFacts:
     """Return the facts of the machine of some runs, and of the host if the runs name it."""
-    machine = None if host is None else facts_of_host(host)
+    machine = None if host is None else collect_host_facts(host)
     if machine is not None and any(run.head.host == machine.fingerprint for run in runs):
         return machine
-    return facts_of_runs(runs[0].head.system, runs)
+    return collect_run_facts(runs[0].head.system, runs)
 
 
 def select_guest_runs(runs: Sequence[Run]) -> tuple[Run, ...]:
@@ -262,7 +262,7 @@ def select_own_runs(runs: Sequence[Run], machine: MachineFacts) -> tuple[Run, ..
     )
 
 
-def runs_of_kind(runs: Sequence[Run], machine: MachineFacts) -> dict[str, tuple[Run, ...]]:
+def select_runs_of_kind(runs: Sequence[Run], machine: MachineFacts) -> dict[str, tuple[Run, ...]]:
     """Return the runs of other machines of its kind, machine by machine: they are never mixed."""
     by_host: dict[str, list[Run]] = {}
     for run in runs:

@@ -81,7 +81,7 @@ def build_matrices(alternative: Alternative) -> tuple[ResultMatrix, ...]:
     for run in alternative.runs:
         for sample_key, samples in run.groups.items():
             values = [sample.value for sample in samples]
-            if (placed := _matrix_place(sample_key)) is not None:
+            if (placed := _find_matrix_place(sample_key)) is not None:
                 key, place = placed
                 samples_by_key.setdefault(key, {}).setdefault(place, []).extend(values)
             elif sample_key.metric == "p2p-bandwidth" and sample_key.position is not None:
@@ -110,8 +110,8 @@ def compare_localities(
         as_bound = any(
             (c.name, c.value) == _SEVERAL for run in alternative.runs for c in run.head.conditions
         )
-        node_of_gpu = _nodes_of_gpus(alternative, node_of)
-        nearest = _node_of_gpus(matrices, node_of_gpu)
+        node_of_gpu = _map_gpu_nodes(alternative, node_of)
+        nearest = _find_copy_nodes(matrices, node_of_gpu)
         for key, figures in matrices.items():
             sides, basis = _find_sides(figures, nearest, node_of_gpu)
             if as_bound:
@@ -122,7 +122,7 @@ def compare_localities(
     return tuple(copy_localities)
 
 
-def _matrix_place(key: SampleKey) -> tuple[MatrixKey, tuple[MatrixPlace, MatrixPlace]] | None:
+def _find_matrix_place(key: SampleKey) -> tuple[MatrixKey, tuple[MatrixPlace, MatrixPlace]] | None:
     if key.size_bytes is not None:
         return None
     has_gpu = key.device is not None or key.position is not None
@@ -207,7 +207,7 @@ def _collect_copies(alternative: Alternative) -> dict[MatrixKey, _Figures]:
 def find_far_copies(alternative: Alternative) -> Iterator[tuple[str, str]]:
     """Yield (metric, GPUs with slower copies, as if from another node) of unbound copies that fall
     into two groups. If the nodes of GPUs and threads are known, local copies do not count."""
-    nodes = _nodes_of_gpus(alternative, {})
+    nodes = _map_gpu_nodes(alternative, {})
     by_key: dict[MatrixKey, dict[tuple[Bdf | None, int | None], float]] = {}
     for sample_key, value in alternative.copies.items():
         is_near = sample_key.device in nodes and nodes[sample_key.device] == sample_key.peer_node
@@ -215,7 +215,7 @@ def find_far_copies(alternative: Alternative) -> Iterator[tuple[str, str]]:
             key = _make_key(sample_key, Axis.NODE, Axis.GPU)
             by_key.setdefault(key, {})[sample_key.device, sample_key.position] = value
     for key, values in by_key.items():
-        if (gap := _gap_between_groups(values.values())) is not None:
+        if (gap := _find_gap(values.values())) is not None:
             low = [value for value in values.values() if value < gap]
             high = [value for value in values.values() if value >= gap]
             near, far = (low, high) if key.unit == "ns" else (high, low)
@@ -225,7 +225,7 @@ def find_far_copies(alternative: Alternative) -> Iterator[tuple[str, str]]:
             yield key.metric, f"{name}: {counts} {', the others '.join(means)}"
 
 
-def _nodes_of_gpus(alternative: Alternative, node_of: Mapping[Bdf, int]) -> dict[Bdf, int]:
+def _map_gpu_nodes(alternative: Alternative, node_of: Mapping[Bdf, int]) -> dict[Bdf, int]:
     """Return the nodes of GPUs in the numbers of the results: a guest's differ from the host's."""
     heads = [run.head for run in alternative.runs]
     seen = {gpu.device: gpu.node for head in heads for gpu in head.gpus if gpu.node is not None}
@@ -233,7 +233,7 @@ def _nodes_of_gpus(alternative: Alternative, node_of: Mapping[Bdf, int]) -> dict
     return seen if in_guest else seen | dict(node_of)
 
 
-def _node_of_gpus(
+def _find_copy_nodes(
     copies: Mapping[MatrixKey, _Figures], node_of: Mapping[Bdf, int]
 ) -> dict[MatrixPlace, int]:
     """Return the node of each GPU from a topology, or from copies of several nodes."""
@@ -267,7 +267,7 @@ MIN_APART = 1.08
 """Copies with a far node have been 1.2 to 4.7 times slower; GPUs of one node differ by 3 %."""
 
 
-def _gap_between_groups(values: Iterable[float]) -> float | None:
+def _find_gap(values: Iterable[float]) -> float | None:
     """Return a value between two groups of two values or more: the widest gap parts them, if it is
     as wide as twice what either group spans. One slow GPU is rather a slow link."""
     logs = sorted(map(math.log, values))

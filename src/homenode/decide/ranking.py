@@ -8,7 +8,7 @@ from msgspec import Struct
 
 from homenode.decide.alternative import Alternative
 from homenode.decide.caveats import is_about
-from homenode.decide.compare import compare_series, series_key
+from homenode.decide.compare import compare_series, make_series_key
 from homenode.decide.comparison import (
     STATES,
     WEAKENING,
@@ -202,10 +202,10 @@ def _list_results(
         level = EvidenceLevel.MEASURED if effect is None else effect.level
         ratio = series.value / best_series.value if effect is None else effect.ratio
         results.append(make_result(alternative, series, bounds, position, level, ratio))
-    return results, [*_select(comparison.caveats, metric), *_wide_caveats(results, metric)]
+    return results, [*_select(comparison.caveats, metric), *_list_wide_caveats(results, metric)]
 
 
-def _wide_caveats(results: Sequence[RankedResult], metric: Metric) -> Iterator[Caveat]:
+def _list_wide_caveats(results: Sequence[RankedResult], metric: Metric) -> Iterator[Caveat]:
     """Yield caveats on alternatives whose intervals are too wide for a conclusion."""
     ranges = [
         f"{result.alternative} {range_text(result.low, result.high)}"
@@ -242,7 +242,7 @@ def _select(caveats: Sequence[Caveat], metric: Metric) -> Iterator[Caveat]:
 
 def _find_effect(comparison: Comparison, label: str, key: SeriesKey) -> Effect | None:
     effects = (effect for effect in comparison.effects if effect.alternative == label)
-    return next((effect for effect in effects if series_key(effect) == key), None)
+    return next((effect for effect in effects if make_series_key(effect) == key), None)
 
 
 def _find_position(effect: Effect | None, metric: Metric) -> MetricRank:

@@ -19,9 +19,9 @@ from homenode.decide.machine_facts import (
     MachineFacts,
     check_unassigned_runs,
     find_machines,
-    runs_of_kind,
     select_guest_runs,
     select_own_runs,
+    select_runs_of_kind,
 )
 from homenode.decide.ranking import MetricRank, RankedResult, Ranking, is_like_best, make_ranking
 from homenode.findings import Caveat, Finding, Severity
@@ -173,7 +173,7 @@ def decide_all(
     machine_runs = select_guest_runs(select_own_runs(runs, machine))
     is_prepared = _are_of(alternatives, machine_runs)
     machine_alternatives = alternatives if is_prepared else group_runs(machine_runs)
-    like = {host: group_runs(group) for host, group in runs_of_kind(runs, machine).items()}
+    like = {host: group_runs(group) for host, group in select_runs_of_kind(runs, machine).items()}
     strangers = check_unassigned_runs(runs, machine)
     about_links = (*machine.findings, *check_results(machine_runs))
     answers = []
@@ -475,9 +475,9 @@ def _choose_answer(
     usable_answers = [one for one in answers if one.choice is not None and _can_run(one, inputs)]
     silent = (answer for answer in answers if answer not in usable_answers)
     passed_reasons = [
-        *(_passed_reason(machine.name, _find_obstacle(answer)) for answer in silent),
+        *(_make_passed_reason(machine.name, _find_obstacle(answer)) for answer in silent),
         *(
-            _passed_reason(host, "under review: it recommends nothing for other machines")
+            _make_passed_reason(host, "under review: it recommends nothing for other machines")
             for host in reviewed_hosts
         ),
     ]
@@ -502,7 +502,7 @@ def is_under_review(group: Sequence[Alternative]) -> bool:
     return answer.is_blocked or answer.find_reason(ReasonId.PIN_REGRESSION) is not None
 
 
-def _passed_reason(system: str, detail: str) -> Reason:
+def _make_passed_reason(system: str, detail: str) -> Reason:
     return Reason(id=ReasonId.PASSED, detail=f"{system}: {detail}")
 
 

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from msgspec import structs
 
 from homenode.decide.comparison import FEW_BOOTS, PRINTED, EvidenceLevel
-from homenode.decide.machine_facts import assign_runs, facts_of_host
+from homenode.decide.machine_facts import assign_runs, collect_host_facts
 from homenode.decide.ranking import MetricRank, RankedResult
 from homenode.decide.recommendation import Reason, ReasonId, Recommendation, decide
 from homenode.decide.words import format_change, range_text
@@ -39,7 +39,7 @@ def format_layout_name(answer: Recommendation) -> str:
 def format_answer(system: str, answers: Sequence[Recommendation]) -> str:
     """The recommendation for a machine: "H200: run pin-numa for memory-bandwidth (measured)"."""
     telling = [answer for answer in answers if answer.choice is not None and answer.tells]
-    if pins := _slow_pins(answers):
+    if pins := _format_slow_pins(answers):
         return f"{system}: review first: {pins}"
     if telling:
         return _run_line(system, telling)
@@ -47,10 +47,10 @@ def format_answer(system: str, answers: Sequence[Recommendation]) -> str:
         if any(answer.findings for answer in answers):
             return f"{system}: repair first: {stop}"
         return f"{system}: {stop.partition(';')[0]}"
-    return f"{system}: cannot tell {_undecided_text(answers)}"
+    return f"{system}: cannot tell {_format_undecided(answers)}"
 
 
-def _slow_pins(answers: Sequence[Recommendation]) -> str:
+def _format_slow_pins(answers: Sequence[Recommendation]) -> str:
     """Return the pins to check because pinning lost throughput; "" if none did."""
     for answer in answers:
         if reason := answer.find_reason(ReasonId.PIN_REGRESSION):
@@ -63,7 +63,7 @@ def format_review(answers: Sequence[Recommendation]) -> str:
     """Return why a machine's results must be checked first and are not used for other machines; ""
     if they need not."""
     blocked = any(answer.is_blocked for answer in answers)
-    return stop_text(answers) if blocked else _slow_pins(answers)
+    return stop_text(answers) if blocked else _format_slow_pins(answers)
 
 
 def _run_line(system: str, answers: Sequence[Recommendation]) -> str:
@@ -90,7 +90,7 @@ def _run_line(system: str, answers: Sequence[Recommendation]) -> str:
     return next((text for text in lines if len(text) <= MAX_LINE), lines[-1])
 
 
-def _undecided_text(answers: Sequence[Recommendation]) -> str:
+def _format_undecided(answers: Sequence[Recommendation]) -> str:
     """ "pin from default in 3 of 3 results: 1 boot each"."""
     open_answers = [answer for answer in answers if _list_labels(answer)]
     if not open_answers:
@@ -129,7 +129,7 @@ def format_sentence(answer: Recommendation, *, brief: bool = False) -> str:
     """Return an answer as a sentence, with its multiples. brief: without those of equal layouts."""
     if answer.choice is None:
         return (
-            "; ".join(_no_answer_text(reason, answer) for reason in answer.reasons) or "no answer"
+            "; ".join(_format_no_answer(reason, answer) for reason in answer.reasons) or "no answer"
         )
     texts = (_compare(answer, metric, brief=brief) for metric in answer.metrics)
     parts = list(filter(None, texts))
@@ -140,7 +140,7 @@ def format_sentence(answer: Recommendation, *, brief: bool = False) -> str:
         elif not answer.tells:
             parts.append(f"the values favour {format_layout_name(answer)}")
     parts += [reason.detail for reason in rule if reason.detail and not answer.results]
-    parts += filter(None, (_rest_text(reason) for reason in answer.reasons))
+    parts += filter(None, (_format_rest(reason) for reason in answer.reasons))
     return "; ".join(parts)
 
 
@@ -251,7 +251,7 @@ def format_boots(low: int, high: int) -> str:
     return f"{plural(low, 'boot')} each" if low == high else f"{low} to {high} boots"
 
 
-def _rest_text(reason: Reason) -> str | None:
+def _format_rest(reason: Reason) -> str | None:
     match reason.id:
         case ReasonId.NO_LAYOUT:
             return f"it is not a VM layout; the rule of auto chooses {reason.alternative}"
@@ -260,7 +260,7 @@ def _rest_text(reason: Reason) -> str | None:
     return None
 
 
-def _no_answer_text(reason: Reason, answer: Recommendation) -> str:
+def _format_no_answer(reason: Reason, answer: Recommendation) -> str:
     match reason.id:
         case ReasonId.HEALTH:
             first = answer.findings[0]
@@ -286,7 +286,7 @@ def choose_by_results(runs: Sequence[Run]) -> Choose:
     not decide."""
 
     def choose(host: Host, objective: Objective, inputs: LayoutInputs) -> LayoutChoice:
-        answer = decide(assign_runs(runs, host), facts_of_host(host), objective, inputs)
+        answer = decide(assign_runs(runs, host), collect_host_facts(host), objective, inputs)
         caveats = tuple(f"{caveat.detail}; {caveat.fix}." for caveat in answer.caveats)
         if answer.layout is None or not answer.tells:
             silent = [reason.detail for reason in answer.reasons if reason.id is ReasonId.PASSED]

@@ -237,7 +237,7 @@ def _build_series(key: SeriesKey, boots: _Boots) -> Series:
     return Series(
         key=key,
         medians=tuple(map(statistics.median, values)),
-        inner_variance=_inner_variance(values),
+        inner_variance=_compute_inner_variance(values),
         samples=len(everything),
         low=min(everything),
         high=max(everything),
@@ -254,7 +254,7 @@ def _drop_disturbed(samples: Sequence[Sample]) -> Sequence[Sample]:
     return quiet if len(quiet) >= MIN_UNDISTURBED else samples
 
 
-def _inner_variance(boots: Sequence[Sequence[float]]) -> float:
+def _compute_inner_variance(boots: Sequence[Sequence[float]]) -> float:
     variances = [
         _MEDIAN_VARIANCE * sample_variance(list(map(math.log, boot))) / len(boot)
         for boot in boots
@@ -279,7 +279,7 @@ def _select_slowest(in_use: Mapping[SeriesKey, _Boots]) -> dict[SeriesKey, Serie
     identified by its address, or by its position if a tool printed no address."""
     groups: dict[SeriesKey, dict[object, _Boots]] = {}
     for key, boots in in_use.items():
-        folded_key = _key_over_devices(key)
+        folded_key = _make_key_over_devices(key)
         if folded_key is None:
             continue
         for name, (samples, block, time) in boots.items():
@@ -308,7 +308,7 @@ def _fold_devices(key: SeriesKey, devices: Mapping[object, _Boots]) -> Series:
             by_boot.setdefault(name, []).append(statistics.median(found_values))
             blocks[name] = boot
             everything += found_values
-        variances.append(_inner_variance(values))
+        variances.append(_compute_inner_variance(values))
     medians = tuple(take_worst(medians_of_boot) for medians_of_boot in by_boot.values())
     halves = [
         _select_faster_half(medians_of_boot, take_worst) for medians_of_boot in by_boot.values()
@@ -367,11 +367,11 @@ def find_unused_results(runs: Sequence[Run], objectives: Sequence[Objective]) ->
 def _list_keys(run: Run) -> set[SeriesKey]:
     keys = {SeriesKey(*_SHARED(key)) for key in run.groups if key.state != UNSETTLED}
     placed_keys = {key for key in run.groups if (key.device, key.position) != (None, None)}
-    folded_keys = {_key_over_devices(SeriesKey(*_SHARED(key))) for key in placed_keys}
+    folded_keys = {_make_key_over_devices(SeriesKey(*_SHARED(key))) for key in placed_keys}
     return keys | {key for key in folded_keys if key is not None}
 
 
-def _key_over_devices(key: SeriesKey) -> SeriesKey | None:
+def _make_key_over_devices(key: SeriesKey) -> SeriesKey | None:
     """Return the key of the slowest device's series; None if it does not exist."""
     metric = find_metric(key.metric)
     if metric is None or not metric.worst_device or key.node is not None:

@@ -6,7 +6,7 @@ from enum import StrEnum
 from msgspec import Struct, structs
 
 from homenode.decide.alternative import Alternative, join_states
-from homenode.decide.compare import compare_series, series_key
+from homenode.decide.compare import compare_series, make_series_key
 from homenode.decide.comparison import Effect, Outcome, is_large
 from homenode.decide.summary import Series, SeriesKey
 from homenode.measure.gpu_tests import TOPOLOGY_FILE
@@ -49,7 +49,7 @@ class SwitchEffect(Struct, frozen=True, kw_only=True):
     @property
     def outcome(self) -> Outcome:
         """Better or worse by a relevant amount, no relevant difference, or unknown."""
-        return judged_outcome(self.effect)
+        return judge_outcome(self.effect)
 
 
 def switch_effects(machine: str, alternatives: Sequence[Alternative]) -> tuple[SwitchEffect, ...]:
@@ -86,7 +86,7 @@ def _may_stand(key: SeriesKey) -> bool:
     )
 
 
-def judged_outcome(effect: Effect) -> Outcome:
+def judge_outcome(effect: Effect) -> Outcome:
     """Return the effect's outcome by `compare`, if it is relevant."""
     is_stated = effect.outcome in (Outcome.BETTER, Outcome.WORSE)
     return Outcome.NO_DIFFERENCE if is_stated and not is_large(effect) else effect.outcome
@@ -97,7 +97,7 @@ def _is_headline(effect: Effect) -> bool:
     metric = METRICS.get(effect.metric)
     if metric is None or effect.state is not None:
         return False
-    return series_key(effect).is_over_all and (
+    return make_series_key(effect).is_over_all and (
         effect.primary or effect.slowest_device or effect.variant in (None, metric.headline)
     )
 

@@ -108,7 +108,7 @@ def answer_of(conclusion: Conclusion, head: TrialHead, boots: int) -> TrialAnswe
     if answer.is_blocked:
         reason = f"no conclusion for {objective}: {obstacle or format_sentence(answer)}"
         return TrialAnswer(sentence=f"{head.source}: {reason}")
-    undecided_text = "" if obstacle else _undecided_pair(answer)
+    undecided_text = "" if obstacle else _format_undecided_pair(answer)
     if not obstacle and rests_on_rule_alone(answer):
         obstacle = f"no result of it; the rule of auto chooses {format_layout_name(answer)}"
     undecided_text = undecided_text or f"for {objective}: {obstacle or format_sentence(answer)}"
@@ -119,7 +119,7 @@ def answer_of(conclusion: Conclusion, head: TrialHead, boots: int) -> TrialAnswe
     return TrialAnswer(sentence=sentence, command=resume, is_open=True)
 
 
-def _undecided_pair(answer: Recommendation) -> str:
+def _format_undecided_pair(answer: Recommendation) -> str:
     """ "pin from default for multi-gpu: default is 9 % slower, 3 boots each", or ""."""
     if not answer.metrics or (results := answer.split_results(answer.metrics[0])) is None:
         return ""

@@ -210,7 +210,7 @@ def find_lane_sharers(link: Link, host: Host) -> tuple[Bdf, ...]:
     return tuple(other.bdf for other in other_ports) if in_use and width.width == widest else ()
 
 
-def path_rate(links: tuple[Link, ...]) -> LinkRate | None:
+def compute_path_rate(links: tuple[Link, ...]) -> LinkRate | None:
     """Return the rate of the path: that of its slowest link by the capability of both ends. None
     without a link, or if a link is unknown."""
     rates = [link.capable for link in links]
@@ -257,19 +257,19 @@ class DevicePath(Struct, frozen=True, kw_only=True):
     expected: LinkRate | None  # rate of the path; None if no link reports one
 
 
-def device_paths(
+def list_device_paths(
     host: Host, known_widths: Mapping[Bdf, int] | None = None
 ) -> tuple[DevicePath, ...]:
     """Return paths of GPUs, NVSwitches, NICs and NVMe drives, ascending by address. known_widths:
     lanes of slots that are wired narrower than their ports report, by device."""
     # A dozen checks of one host read them: they hang on it, as its cached properties do.
     if "device_paths" not in host.__dict__:
-        host.__dict__["device_paths"] = _device_paths(host)
+        host.__dict__["device_paths"] = _compute_device_paths(host)
     paths: tuple[DevicePath, ...] = host.__dict__["device_paths"]
     return tuple(_set_slot_widths(path, known_widths) for path in paths) if known_widths else paths
 
 
-def _device_paths(host: Host) -> tuple[DevicePath, ...]:
+def _compute_device_paths(host: Host) -> tuple[DevicePath, ...]:
     """Virtual functions have no link of their own, and functions above 0 share that of 0."""
     paths: list[DevicePath] = []
     seen_keys: set[tuple[int, int, int]] = set()
@@ -283,7 +283,7 @@ def _device_paths(host: Host) -> tuple[DevicePath, ...]:
             for link in list_links_above(device, host.device_at)
             if not (link.is_inside_a_card or link.is_virtual or link.capable is None)
         )
-        paths.append(DevicePath(device=device, links=links, expected=path_rate(links)))
+        paths.append(DevicePath(device=device, links=links, expected=compute_path_rate(links)))
     return tuple(paths)
 
 
@@ -295,12 +295,12 @@ def _set_slot_widths(path: DevicePath, lanes_of_port: Mapping[Bdf, int]) -> Devi
     links = tuple(
         replace(link, known_width=width) for link, width in zip(path.links, lanes, strict=True)
     )
-    return DevicePath(device=path.device, links=links, expected=path_rate(links))
+    return DevicePath(device=path.device, links=links, expected=compute_path_rate(links))
 
 
 def describe_paths(host: Host) -> Iterator[str]:
     """Yield one line for each GPU: the rate of its path, and the limiting link."""
-    for path in device_paths(host):
+    for path in list_device_paths(host):
         if path.device.kind is not DeviceKind.GPU or path.expected is None or not path.links:
             continue
         port = path.links[0].upper

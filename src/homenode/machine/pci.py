@@ -200,7 +200,7 @@ class PciDevice(Struct, frozen=True):
         return self.node if self.firmware_node is None else self.firmware_node
 
 
-def model_key(device: PciDevice) -> tuple[Hashable, ...] | None:
+def make_model_key(device: PciDevice) -> tuple[Hashable, ...] | None:
     """Return the key of devices equal but for their boards. Listings without -n have names."""
     name = device.name if device.device_id is None else device.device_id
     is_known = device.vendor_id is not None and name is not None
@@ -210,11 +210,11 @@ def model_key(device: PciDevice) -> tuple[Hashable, ...] | None:
 def are_models_known(devices: Iterable[PciDevice]) -> bool:
     """Return whether each function but bridges has a known model: else peers may be missed."""
     return all(
-        model_key(device) is not None or device.kind is DeviceKind.BRIDGE for device in devices
+        make_model_key(device) is not None or device.kind is DeviceKind.BRIDGE for device in devices
     )
 
 
-def board_ids(device: PciDevice) -> tuple[int, int] | None:
+def get_board_ids(device: PciDevice) -> tuple[int, int] | None:
     """Return a device's subsystem ids."""
     vendor, number = device.subsystem_vendor_id, device.subsystem_device_id
     return None if vendor is None or number is None else (vendor, number)
@@ -245,10 +245,10 @@ def is_uuid(text: str) -> bool:
     return _UUID.fullmatch(text) is not None
 
 
-def canonical_uuid(text: str) -> str | None:
+def normalize_uuid(text: str) -> str | None:
     """Return a mediated device's name in sysfs from its UUID in any spelling; None if invalid.
 
-    >>> canonical_uuid(" 83B8F4F2509F382F3C1EE6BFE0FA1001"), canonical_uuid("0000:3b:00.0")
+    >>> normalize_uuid(" 83B8F4F2509F382F3C1EE6BFE0FA1001"), normalize_uuid("0000:3b:00.0")
     ('83b8f4f2-509f-382f-3c1e-e6bfe0fa1001', None)
     """
     digits = text.strip().replace("-", "").lower()
@@ -329,10 +329,10 @@ _NIC_CLASSES = {
 }
 
 
-def device_kind(class_code: int, vendor_id: int | None, device_id: int | None) -> DeviceKind:
+def classify_device(class_code: int, vendor_id: int | None, device_id: int | None) -> DeviceKind:
     """Return the kind of a function; class_code has 24 bits.
 
-    >>> device_kind(0x030200, 0x10DE, 0x2330), device_kind(0x030000, 0x1A03, 0x2000)
+    >>> classify_device(0x030200, 0x10DE, 0x2330), classify_device(0x030000, 0x1A03, 0x2000)
     (<DeviceKind.GPU: 'gpu'>, <DeviceKind.OTHER: 'other'>)
     """
     kind = class_code >> 8

@@ -244,7 +244,7 @@ def expect_bytes_per_s(host: Host, route: PeerRoute) -> float | None:
         return None
     rates = []
     for device in (route.requester, route.target):
-        for link in _links_below(host, device, route.switch):
+        for link in _list_links_below(host, device, route.switch):
             rate = link.capable or link.current
             if rate is None:
                 return None
@@ -257,7 +257,7 @@ def expect_bytes_per_s(host: Host, route: PeerRoute) -> float | None:
     return min(rates) * share * (1.0 if route.is_direct else THROUGH_ROOT)
 
 
-def _links_below(host: Host, device: PciDevice, switch: Bdf | None) -> Iterator[Link]:
+def _list_links_below(host: Host, device: PciDevice, switch: Bdf | None) -> Iterator[Link]:
     physical = (
         device if device.physical_function is None else host.find_device(device.physical_function)
     )

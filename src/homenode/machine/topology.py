@@ -199,7 +199,7 @@ class CpuModel(Struct, frozen=True):
     model: int | None = None
 
 
-def nearest_cpu_nodes(
+def find_nearest_cpu_nodes(
     nodes: Sequence[NumaNode], distances: Sequence[Sequence[int]] | None
 ) -> dict[NodeIndex, tuple[NodeIndex, ...]]:
     """Return the nearest nodes with CPUs, ascending, of each node without CPUs.
@@ -285,7 +285,7 @@ class Host(Struct, frozen=True, dict=True):
     @cached_property
     def nearest_cpu_nodes(self) -> dict[NodeIndex, tuple[NodeIndex, ...]]:
         """Return the nearest nodes with CPUs, ascending, of each node without CPUs."""
-        return nearest_cpu_nodes(self.nodes, self.distances)
+        return find_nearest_cpu_nodes(self.nodes, self.distances)
 
     @cached_property
     def mutual_distances(self) -> tuple[tuple[int, ...], ...]:
@@ -495,7 +495,7 @@ def complete_nodes(host: Host) -> Host:
     )
 
 
-def host_of_nothing(name: str, gaps: tuple[Gap, ...]) -> Host:
+def make_empty_host(name: str, gaps: tuple[Gap, ...]) -> Host:
     """Return a host with a name and gaps only."""
     return Host(
         name=name,

@@ -24,7 +24,7 @@ from homenode.machine.tools.proc_stat import PuTimes, parse
 from homenode.machine.topology import Host
 from homenode.measure.results.model import Condition
 from homenode.text import format_cpus, plural
-from homenode.units import MIB, format_bytes, whole_number
+from homenode.units import MIB, format_bytes, parse_whole
 from homenode.vm.plan import Plan
 
 STOLEN_SHARE = 0.02
@@ -218,7 +218,7 @@ def _throttle_counts(snapshot: Snapshot, online: CpuSet) -> Iterator[tuple[str, 
             read_word(snapshot, f"/sys/devices/system/cpu/cpu{pu}/thermal_throttle/{name}")
             for pu in online
         )
-        counts = [count for count in map(whole_number, words) if count is not None]
+        counts = [count for count in map(parse_whole, words) if count is not None]
         if counts:
             yield name, sum(counts)
 

@@ -110,7 +110,7 @@ def sample_under_load(
     def sample() -> None:
         while not end_event.is_set():
             for bdf in devices:
-                now = _current_link(snapshot, bdf)
+                now = _read_current_link(snapshot, bdf)
                 if now is not None:
                     best = fastest.get(bdf, now)
                     fastest[bdf] = (max(best[0], now[0]), max(best[1], now[1]))
@@ -138,7 +138,7 @@ def _set_link(device: PciDevice, fastest: dict[Bdf, tuple[float, int]]) -> PciDe
     return replace(device, link=link)
 
 
-def _current_link(snapshot: Snapshot, bdf: Bdf) -> tuple[float, int] | None:
+def _read_current_link(snapshot: Snapshot, bdf: Bdf) -> tuple[float, int] | None:
     directory = f"/sys/bus/pci/devices/{bdf}"
     speed = parse_link_speed((snapshot.read_text(f"{directory}/current_link_speed") or "").strip())
     width = read_link_width(snapshot, f"{directory}/current_link_width")

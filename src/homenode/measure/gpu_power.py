@@ -69,7 +69,7 @@ def parse_power(text: str) -> Iterator[GpuPower]:
 
 
 @contextmanager
-def power_sampled(machine: Machine) -> Iterator[list[GpuPower]]:
+def sample_power(machine: Machine) -> Iterator[list[GpuPower]]:
     """Sample the power repeatedly; the list has the medians after the block."""
     powers: list[GpuPower] = []
     taken: dict[tuple[Bdf | None, int | None], list[float]] = {}

@@ -152,7 +152,7 @@ class HostBinding(Struct, frozen=True):
     of_each_gpu: bool = False
 
 
-def collective_tests(machine: GpuMachine, omissions: list[Gap]) -> Iterator[BenchTest]:
+def list_collective_tests(machine: GpuMachine, omissions: list[Gap]) -> Iterator[BenchTest]:
     """Yield the all-reduces of its GPUs (two or more). The first test speaks for its metrics."""
     topology, reason = machine.suite.topology, machine.suite.why_no_topology
     for test in _list_all_reduces(machine, omissions):
@@ -182,13 +182,13 @@ def _list_all_reduces(machine: GpuMachine, omissions: list[Gap]) -> Iterator[Ben
     bindings = _choose_bindings(machine, omissions)
     if has_tool:
         for binding in bindings:
-            yield from _tool_tests(machine, binding, omissions)
+            yield from _list_tool_tests(machine, binding, omissions)
     spread = any(binding.of_each_gpu for binding in bindings)
     if machine.has_torch and (not has_tool or spread):
         for binding, peers in product(bindings, (True, False)):
             name = _format_variant(binding, peers=peers)
             words = ", ".join(filter(None, (_PER_GPU, name))) if has_tool else name
-            test = _torch_test(machine, binding, peers=peers, variant=words)
+            test = _make_torch_test(machine, binding, peers=peers, variant=words)
             yield replace(test, if_stopped=_format_stop_hint(machine, peers=peers))
     elif spread:
         reason = f"{ON_GPU_NODES}: needs PyTorch, nccl-tests drives all GPUs from one process"
@@ -216,7 +216,7 @@ def _choose_bindings(machine: GpuMachine, omissions: list[Gap]) -> tuple[HostBin
     return (unbound, HostBinding(ON_GPU_NODES, gpus[0].node), on_first)
 
 
-def _tool_tests(
+def _list_tool_tests(
     machine: GpuMachine, binding: HostBinding, omissions: list[Gap]
 ) -> Iterator[BenchTest]:
     node = binding.node
@@ -252,11 +252,11 @@ def _tool_tests(
             if_stopped=if_stopped,
         )
         if machine.has_torch:
-            test = test.or_else(_torch_test(machine, binding, peers=peers, variant=variant))
+            test = test.or_else(_make_torch_test(machine, binding, peers=peers, variant=variant))
         yield test
 
 
-def _torch_test(
+def _make_torch_test(
     machine: GpuMachine, binding: HostBinding, *, peers: bool, variant: str | None
 ) -> BenchTest:
     home = "none" if binding.node is None else str(binding.node)

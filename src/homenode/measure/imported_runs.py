@@ -44,7 +44,7 @@ from homenode.measure.results.vantage import Vantage
 from homenode.measure.samples import gpu_tools
 from homenode.measure.samples.sample import MeasuredSamples, SampleBuilder, join_samples, sample
 from homenode.measure.step_reading import read_or_report, read_tool_results, recognize_tool
-from homenode.units import MIB, whole_number
+from homenode.units import MIB, parse_whole
 from homenode.vm.layout import PRESETS, GuestCells, Siblings
 
 _REPEATED = re.compile(r"[_-]?(?:run|rep)[_-]?\d+\Z", re.I | re.A)
@@ -372,7 +372,7 @@ def read_study_results(files: Mapping[str, str]) -> MeasuredSamples:
         "gpu_bandwidth.txt": _parse_copies,
         "nccl_allreduce.txt": _parse_collective,
     }
-    parts = [MeasuredSamples(conditions=tuple(_guest_conditions(files)))]
+    parts = [MeasuredSamples(conditions=tuple(_list_guest_conditions(files)))]
     for name, reader in read.items():
         if name in files and files[name].strip():
             parts.append(_catch_errors(reader, name, files[name]))
@@ -386,7 +386,7 @@ def count_vcpus(files: Mapping[str, str]) -> int | None:
     hardware = _parse_hardware(files)
     if hardware is not None:
         return sum(len(node.pus) for node in hardware.nodes) or None
-    cpus = whole_number(_parse_fields(files, _LSCPU).get("CPU(s)"), digits=6)
+    cpus = parse_whole(_parse_fields(files, _LSCPU).get("CPU(s)"), digits=6)
     if cpus is not None:
         return cpus
     try:
@@ -425,7 +425,7 @@ def _list_processors(files: Mapping[str, str]) -> tuple[str, ...]:
     return () if model_name is None else (_name(" ".join(model_name.split())),)
 
 
-def _guest_conditions(files: Mapping[str, str]) -> Iterator[Condition]:
+def _list_guest_conditions(files: Mapping[str, str]) -> Iterator[Condition]:
     """Yield conditions on the guest's cores and pages."""
     if threads := _parse_fields(files, _LSCPU).get("Thread(s) per core"):
         yield Condition("guest threads per core", threads)

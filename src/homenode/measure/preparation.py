@@ -40,7 +40,7 @@ from homenode.measure.run_directory import RunRecord
 from homenode.measure.suite import ShownGpus, build_suite
 from homenode.process import install_hint
 from homenode.vm.domain.read import build_vm, open_domain
-from homenode.vm.guest_observation import paths_of_guest
+from homenode.vm.guest_observation import map_guest_paths
 from homenode.vm.model import Vm
 from homenode.vm.plan import Plan, vm_as_it_runs
 
@@ -94,7 +94,7 @@ def prepare_run(
         suite = _omit(suite, lambda test: not keeps_to_nodes(test), "a cpuset excludes nodes")
     if pus is not None or options.nodes is not None:
         suite = _bind_suite(suite, usable, options.nodes, programs)
-    bus_ids = _bus_ids(expected, host)
+    bus_ids = _map_bus_ids(expected, host)
     record = RunRecord(
         head=replace(_build_head(options, host, usable, facts, bus_ids), boots=(boot,)),
         tests=suite.tests,
@@ -134,10 +134,10 @@ def _build_suite(
         suite = Suite((), (Gap("tests next to the program", error.message),))
     if orders.app is None:
         return suite
-    return Suite((*suite.tests, _app_test(orders.app)), suite.omitted)
+    return Suite((*suite.tests, _make_app_test(orders.app)), suite.omitted)
 
 
-def _app_test(app: AppCommand) -> BenchTest:
+def _make_app_test(app: AppCommand) -> BenchTest:
     seconds = min(60.0, app.timeout_s)  # unknown; progress is estimated after the first round
     return BenchTest(APP_TEST, SuiteGroup.APP, app.argv, seconds, app.timeout_s, reads=Reader.APP)
 
@@ -259,11 +259,11 @@ def list_host_versions(host: Host) -> Iterator[Condition]:
             yield Condition(name, ".".join(map(str, version)))
 
 
-def _bus_ids(expectation: Expectation | None, guest: Host) -> tuple[tuple[Bdf, Bdf], ...]:
+def _map_bus_ids(expectation: Expectation | None, guest: Host) -> tuple[tuple[Bdf, Bdf], ...]:
     """Return (guest address, host address) of each passed-through function that is found."""
     if expectation is None:
         return ()
-    address_of = paths_of_guest(guest)
+    address_of = map_guest_paths(guest)
     return tuple(
         (address_of[device.path], device.bdf)
         for device in expectation.devices

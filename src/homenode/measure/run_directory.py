@@ -140,7 +140,7 @@ def find_differences(stored_record: RunRecord, now: RunRecord) -> tuple[str, ...
         ("host", stored_record.head.host, now.head.host),
         ("kind of host", stored_record.head.host_kind, now.head.host_kind),
         ("guest's devices", _format_pairs(stored_record.bus_ids), _format_pairs(now.bus_ids)),
-        ("guest", _guest_state(stored_record.marks), _guest_state(now.marks)),
+        ("guest", _find_guest_state(stored_record.marks), _find_guest_state(now.marks)),
     )
     changes = [f"{name} {was} before, {is_now} now" for name, was, is_now in pairs if was != is_now]
     if not changes and stored_record.tests != now.tests:
@@ -155,7 +155,7 @@ def _format_pairs(bus_ids: tuple[tuple[Bdf, Bdf], ...]) -> str:
     return ", ".join(f"{guest_bdf} = {host_bdf}" for guest_bdf, host_bdf in bus_ids) or "none"
 
 
-def _guest_state(marks: tuple[str, ...]) -> str:
+def _find_guest_state(marks: tuple[str, ...]) -> str:
     """Return marks before the first step: only those of the guest's comparison with its plan."""
     return "; ".join(marks) or "as planned"
 
@@ -257,7 +257,7 @@ class RunDirectory(ExperimentJournal[RunRecord, BenchEntry]):
         return output
 
 
-def gaps_of_run(path: Path) -> tuple[Gap, ...]:
+def list_run_gaps(path: Path) -> tuple[Gap, ...]:
     """Return tests that a run omitted or that failed, from its journal. Raises InputError."""
     records = RunDirectory(path).read_records()
     if records is None:

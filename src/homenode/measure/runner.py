@@ -37,7 +37,7 @@ from homenode.measure.experiment import (
     list_remaining,
     run_tasks,
 )
-from homenode.measure.gpu_power import GpuPower, power_sampled
+from homenode.measure.gpu_power import GpuPower, sample_power
 from homenode.measure.model import BenchTest, Reader
 from homenode.measure.options import BenchOptions, BenchOutcome, check_name
 from homenode.measure.preparation import PreparedRun, prepare_run, read_affinity, read_allowed_nodes
@@ -63,7 +63,7 @@ from homenode.measure.tools_installed import (
     boot_identity,
     find_installed_programs,
     find_shown_gpus,
-    pu_times,
+    read_pu_times,
     run_program,
 )
 from homenode.plan.stored import encode_plan
@@ -219,9 +219,9 @@ class _Session:
         # The whole machine, as after the last step: what a run is confined to is a part of it.
         host = discover(snapshot, read_running_domain)
         environment = read_environment(snapshot, host)
-        first = replace(environment, times=pu_times(self.machine))
+        first = replace(environment, times=read_pu_times(self.machine))
         time.sleep(IDLE_S)
-        second = replace(environment, times=pu_times(self.machine))
+        second = replace(environment, times=read_pu_times(self.machine))
         findings = preflight(host, IdleReadings(first, second, ready.pus), plan)
         for finding in findings:
             notify(str(finding))
@@ -271,7 +271,7 @@ class _Session:
         has_gpus = bool(self._host.devices_of_kind(DeviceKind.GPU))
         if test.reads is Reader.PROBE or not has_gpus or isinstance(self.machine, RemoteMachine):
             return nullcontext([])
-        return power_sampled(self.machine)
+        return sample_power(self.machine)
 
     def _run_test(self, task: ScheduledTask, test: BenchTest) -> tuple[StepRecord, str]:
         text, result, returncode, message = "", StepStatus.DONE, None, ""
@@ -299,7 +299,7 @@ class _Session:
             attempt=test.id,
             result=result,
             seconds=0.0,
-            output=_output_name(task),
+            output=_format_output_name(task),
             sha256=compute_digest(text),
             returncode=returncode,
             messages=(message[:_MAX_MESSAGE],) if message else (),
@@ -335,6 +335,6 @@ def _check_reachable(machine: Machine) -> None:
         machine.run(["true"], _REACH_S).stdout_or_raise()
 
 
-def _output_name(task: ScheduledTask) -> str:
+def _format_output_name(task: ScheduledTask) -> str:
     word = "".join(c if c.isascii() and c.isalnum() else "-" for c in task.variant)[:60]
     return f"{task.number:04}-{word}.txt"

@@ -33,8 +33,8 @@ from homenode.measure.results.model import Condition, Sample
 from homenode.measure.samples import gpu_tools, torch_programs
 from homenode.measure.samples.gpu_tools import (
     Binding,
+    check_flat_curve,
     find_half_peak,
-    flat_curve,
     parse_binding,
     split_sections,
 )
@@ -76,11 +76,11 @@ def _read_nvbandwidth(test: BenchTest, text: str, host: Host) -> MeasuredSamples
     if not run.devices and BY_BUS in test.environment:
         run = _replace_devices(run, test, host)
     results = gpu_tools.read_nvbandwidth_results(run, binding)
-    conditions = (*results.conditions, *_copying_thread(text, host))
+    conditions = (*results.conditions, *_find_copying_thread(text, host))
     return replace(results, conditions=conditions)
 
 
-def _copying_thread(text: str, host: Host) -> Iterator[Condition]:
+def _find_copying_thread(text: str, host: Host) -> Iterator[Condition]:
     """Yield the nodes on which the tool's threads ran for a tenth of their time or more."""
     match = _WATCHED.search(text)
     if match is None:
@@ -113,7 +113,7 @@ def _replace_devices(run: NvbandwidthRun, test: BenchTest, host: Host) -> Nvband
 
 
 def _read_nccl(test: BenchTest, text: str, host: Host) -> MeasuredSamples:
-    run = nccl_tests.parse(nccl_runs(text)[0])
+    run = nccl_tests.parse(split_nccl_runs(text)[0])
     return _add_collective(gpu_tools.read_nccl_results(run, "all_reduce"), run, test)
 
 
@@ -133,7 +133,7 @@ def _read_torch(test: BenchTest, text: str, host: Host) -> MeasuredSamples:
 def _add_collective(results: MeasuredSamples, run: NcclTests, test: BenchTest) -> MeasuredSamples:
     """Add the curve's results, and the test's variant on every sample."""
     half_peak = find_half_peak(run) if results.samples else None
-    finding = flat_curve(run, test.id) if half_peak is not None else None
+    finding = check_flat_curve(run, test.id) if half_peak is not None else None
     samples = results.samples
     if half_peak is not None:
         samples = (*samples, sample("allreduce-half-peak", "bytes", float(half_peak)))
@@ -274,7 +274,7 @@ def _add_binding(results: MeasuredSamples, binding: Binding | None) -> MeasuredS
     return replace(results, samples=tuple(samples), conditions=conditions)
 
 
-def _nvbandwidth_log(text: str, name: str) -> MeasuredSamples:
+def _read_nvbandwidth_log(text: str, name: str) -> MeasuredSamples:
     logs = []
     for section in split_sections(text):
         results = gpu_tools.read_nvbandwidth_results(
@@ -290,17 +290,17 @@ def _nvbandwidth_log(text: str, name: str) -> MeasuredSamples:
     return join_samples(logs)
 
 
-def _nccl_log(text: str, name: str) -> MeasuredSamples:
+def _read_nccl_log(text: str, name: str) -> MeasuredSamples:
     parts = []
-    for part in nccl_runs(text):
+    for part in split_nccl_runs(text):
         run = nccl_tests.parse(part)
-        results = gpu_tools.read_nccl_results(run, _collective_named(name))
-        finding = flat_curve(run, name) if results.samples else None
+        results = gpu_tools.read_nccl_results(run, _find_collective(name))
+        finding = check_flat_curve(run, name) if results.samples else None
         parts.append(replace(results, findings=() if finding is None else (finding,)))
     return join_samples(parts)
 
 
-def nccl_runs(text: str) -> tuple[str, ...]:
+def split_nccl_runs(text: str) -> tuple[str, ...]:
     """The runs of a text, each from its versions on. A file of JSON is one."""
     lines = text.split("\n")
     starts = []
@@ -321,7 +321,7 @@ def _split_text(lines: list[str], starts: list[int]) -> tuple[str, ...]:
     return tuple("\n".join(lines[a:b]) for a, b in pairwise(bounds))
 
 
-def _collective_named(name: str) -> str | None:
+def _find_collective(name: str) -> str | None:
     if _ALL_REDUCE.search(name):
         return "all_reduce"
     match = _COLLECTIVE.search(name)
@@ -335,8 +335,8 @@ _NCCL_TESTS = re.compile(r'^# nThread \d|"nccl_version" *:', re.M)
 _ROCM = re.compile(r"^[ \t]*RocmBandwidthTest Version|^=+ Src Device Id:", re.M)
 _TORCH = re.compile(r'^\{"format": ?"homenode\.torch/', re.M)
 _OF_SUITE = (
-    ToolOutput(Reader.NVBANDWIDTH, _NVBANDWIDTH, _nvbandwidth_log, _read_nvbandwidth),
-    ToolOutput(Reader.NCCL_TESTS, _NCCL_TESTS, _nccl_log, _read_nccl),
+    ToolOutput(Reader.NVBANDWIDTH, _NVBANDWIDTH, _read_nvbandwidth_log, _read_nvbandwidth),
+    ToolOutput(Reader.NCCL_TESTS, _NCCL_TESTS, _read_nccl_log, _read_nccl),
     ToolOutput(
         Reader.ROCM,
         _ROCM,

@@ -18,7 +18,7 @@ from homenode.findings import Gap
 from homenode.machine.pci import AMD, NVIDIA, DeviceKind, PciDevice
 from homenode.machine.tools import lines, nvbandwidth
 from homenode.machine.topology import Host, NumaNode
-from homenode.measure.gpu_tests import PEERS_HANG, GpuMachine, collective_tests
+from homenode.measure.gpu_tests import PEERS_HANG, GpuMachine, list_collective_tests
 from homenode.measure.model import (
     PROBE,
     PYTHON,
@@ -117,7 +117,7 @@ BY_BUS = ("CUDA_DEVICE_ORDER", "PCI_BUS_ID")
 _SAMPLES = {SuiteDepth.QUICK: 1, SuiteDepth.NORMAL: 3, SuiteDepth.FULL: 9}
 
 
-def gpu_tests(
+def list_gpu_tests(
     host: Host,
     programs: Collection[str],
     options: SuiteOptions,
@@ -143,16 +143,16 @@ def gpu_tests(
 
 
 def _list_tests(machine: GpuMachine, omissions: list[Gap]) -> Iterator[BenchTest]:
-    copies = _nvidia_copies if machine.is_nvidia else _amd_copies
+    copies = _list_nvidia_copies if machine.is_nvidia else _list_amd_copies
     yield from copies(machine, omissions)
-    yield from _torch_only_tests(machine, omissions)
+    yield from _list_torch_tests(machine, omissions)
     if len(machine.gpus) < 2:
         reason = "one GPU alone"
         if machine.hidden:
             reason += f"; {machine.hidden} more of this machine's are not shown to this process"
         omissions += [Gap(group, reason) for group in (SuiteGroup.GPU_PEER, SuiteGroup.NCCL)]
         return
-    yield from collective_tests(machine, omissions)
+    yield from list_collective_tests(machine, omissions)
 
 
 def _number_by_bus(test: BenchTest) -> BenchTest:
@@ -192,7 +192,7 @@ def select_gpus(host: Host, omissions: list[Gap]) -> tuple[PciDevice, ...]:
     return ()
 
 
-def _nvidia_copies(machine: GpuMachine, omissions: list[Gap]) -> Iterator[BenchTest]:
+def _list_nvidia_copies(machine: GpuMachine, omissions: list[Gap]) -> Iterator[BenchTest]:
     count = len(machine.gpus)
     has_tool, has_torch = "nvbandwidth" in machine.installed, machine.has_torch
     if not has_tool and not has_torch:
@@ -230,7 +230,7 @@ def _nvidia_copies(machine: GpuMachine, omissions: list[Gap]) -> Iterator[BenchT
         yield _stop_early(_pick(peers if has_tool else None, torch_peers), PEERS_HANG)
 
 
-def _amd_copies(machine: GpuMachine, omitted: list[Gap]) -> Iterator[BenchTest]:
+def _list_amd_copies(machine: GpuMachine, omitted: list[Gap]) -> Iterator[BenchTest]:
     """AMD's tools give all nodes in one matrix, and have no affinity of their own."""
     count = len(machine.gpus)
     if not machine.has_torch:
@@ -243,12 +243,12 @@ def _amd_copies(machine: GpuMachine, omitted: list[Gap]) -> Iterator[BenchTest]:
         )
     name, group = "gpu-bandwidth by node", SuiteGroup.GPU_BANDWIDTH
     torch = machine.build_copy_test(name, group, "host-copies", each_node=len(machine.nodes))
-    by_node = [*_amd_tools(machine, name, group), *filter(None, [torch])]
+    by_node = [*_list_amd_tools(machine, name, group), *filter(None, [torch])]
     if by_node:
         yield _pick(*by_node)
         if by_node[0].reads is Reader.ROCM:
             argv = ("rocm-bandwidth-test", "-A")
-            both = _gpu_test(
+            both = _make_gpu_test(
                 "gpu-bandwidth both ways", SuiteGroup.GPU_BANDWIDTH, argv, by_node[0].seconds
             )
             # ROCm 7's program of that name has no -A: the replacements of -a measure it.
@@ -260,20 +260,20 @@ def _amd_copies(machine: GpuMachine, omitted: list[Gap]) -> Iterator[BenchTest]:
         return
     if count > 1:
         peers = [
-            *_amd_tools(machine, "gpu-peer", SuiteGroup.GPU_PEER),
+            *_list_amd_tools(machine, "gpu-peer", SuiteGroup.GPU_PEER),
             machine.build_copy_test("gpu-peer", SuiteGroup.GPU_PEER, "peer-copies"),
         ]
         yield _stop_early(_pick(*peers), PEERS_HANG)
 
 
-def _amd_tools(machine: GpuMachine, id: str, group: SuiteGroup) -> Iterator[BenchTest]:
+def _list_amd_tools(machine: GpuMachine, id: str, group: SuiteGroup) -> Iterator[BenchTest]:
     seconds = 0.5 * (len(machine.gpus) + len(machine.nodes)) ** 2
     if "rocm-bandwidth-test" in machine.installed:
         argv: tuple[str, ...] = ("rocm-bandwidth-test", "-a")
-        yield replace(_gpu_test(id, group, argv, seconds), reads=Reader.ROCM)
+        yield replace(_make_gpu_test(id, group, argv, seconds), reads=Reader.ROCM)
 
 
-def _torch_only_tests(machine: GpuMachine, omissions: list[Gap]) -> Iterator[BenchTest]:
+def _list_torch_tests(machine: GpuMachine, omissions: list[Gap]) -> Iterator[BenchTest]:
     """Yield tests that no installed tool has: matrix products and small copies."""
     if not machine.has_torch:
         reason = machine.missing_torch_reason()
@@ -292,7 +292,7 @@ def _build_nvbandwidth_test(
     samples = _SAMPLES[machine.suite.depth]
     argv = nvbandwidth.build_argv(names, samples=samples)
     seconds = 0.4 * samples * len(machine.gpus) * len(names) + 2
-    return replace(_gpu_test(id, group, argv, seconds), reads=Reader.NVBANDWIDTH)
+    return replace(_make_gpu_test(id, group, argv, seconds), reads=Reader.NVBANDWIDTH)
 
 
 def _watch(test: BenchTest, machine: GpuMachine) -> BenchTest:
@@ -322,7 +322,7 @@ def _stop_early(test: BenchTest, shows: str) -> BenchTest:
     return replace(test, timeout_s=patience, if_stopped=shows, alternatives=alternatives)
 
 
-def _gpu_test(id: str, group: SuiteGroup, argv: tuple[str, ...], seconds: float) -> BenchTest:
+def _make_gpu_test(id: str, group: SuiteGroup, argv: tuple[str, ...], seconds: float) -> BenchTest:
     return BenchTest(id, group, argv, seconds, 120 + 10 * seconds)
 
 
@@ -338,7 +338,7 @@ def build_suite(
     omissions: list[Gap] = []
     all_tests = [
         *_probe_tests(host, programs, options, omissions),
-        *gpu_tests(host, programs, options, omissions, gpus),
+        *list_gpu_tests(host, programs, options, omissions, gpus),
     ]
     groups = set(options.groups) or set(SuiteGroup)
     tests = tuple(test for test in all_tests if test.group in groups)

@@ -42,7 +42,7 @@ def boot_identity(machine: Machine) -> str:
     return hashlib.sha256(result.stdout.strip().encode()).hexdigest()[:16]
 
 
-def pu_times(machine: Machine) -> tuple[PuTimes, ...]:
+def read_pu_times(machine: Machine) -> tuple[PuTimes, ...]:
     """Ticks of each CPU since boot; () if the machine does not count. Raises ToolError."""
     try:
         return parse(machine.run(["cat", PROC_STAT], _ASK_S).stdout)

@@ -12,7 +12,7 @@ from homenode.findings import Finding, Gap, finding
 from homenode.machine.pci import AMD, DeviceKind, PciDevice, PciLink, PortType
 from homenode.machine.tools.nvidia_smi import NvidiaQuery
 from homenode.machine.topology import Host, complete_nodes, reject_unshown
-from homenode.nccl.guest_side import GuestSide, find_nearest_vcpus, numa_ids, vcpus_of_nodes
+from homenode.nccl.guest_side import GuestSide, assign_numa_ids, find_nearest_vcpus, map_node_vcpus
 from homenode.nccl.topology import (
     ADDED_FOR_GPU,
     ADDED_FOR_NIC,
@@ -27,7 +27,7 @@ from homenode.plan.devices.fabric import (
     board_of_host,
     find_board,
     is_partition,
-    modules_of_host,
+    map_modules,
     partitions_of_size,
 )
 from homenode.text import plural
@@ -52,7 +52,7 @@ def check_fabric(gpus: Iterable[Bdf], query: NvidiaQuery, source: str) -> Iterat
     if missing:
         yield finding(
             "nccl-partition-unknown",
-            _bdf_list(missing),
+            _format_bdfs(missing),
             expected="a module id in nvidia-smi -q -x",
             observed="none",
             source=source,
@@ -64,7 +64,7 @@ def check_fabric(gpus: Iterable[Bdf], query: NvidiaQuery, source: str) -> Iterat
 def check_fabric_of_host(gpus: Iterable[Bdf], host: Host) -> Iterator[Finding]:
     """Yield check_fabric's findings, if the host's source gives the module ids."""
     bdfs = tuple(sorted(gpus))
-    board, known_modules = board_of_host(host), modules_of_host(host)
+    board, known_modules = board_of_host(host), map_modules(host)
     if board is not None and bdfs and all(bdf in known_modules for bdf in bdfs):
         yield from _check_partitions(bdfs, board, known_modules, host.name)
 
@@ -75,11 +75,11 @@ def _check_partitions(
     if is_partition(board, (modules[bdf] for bdf in bdfs)):
         return
     allowed_partitions = partitions_of_size(board, len(bdfs), modules)
-    shown_text = "; ".join(_bdf_list(partition) for partition in allowed_partitions[:_MAX_SHOWN])
+    shown_text = "; ".join(_format_bdfs(partition) for partition in allowed_partitions[:_MAX_SHOWN])
     module_list = ",".join(str(modules[bdf]) for bdf in bdfs)
     yield finding(
         "nccl-no-partition",
-        _bdf_list(bdfs),
+        _format_bdfs(bdfs),
         expected=f"a set of {plural(len(bdfs), 'GPU')} that is a partition of {board}"
         + (f": {shown_text}" if shown_text else ", which has none of that size"),
         observed=f"modules {module_list}, which are not a partition",
@@ -87,7 +87,7 @@ def _check_partitions(
     )
 
 
-def _bdf_list(gpus: Iterable[Bdf]) -> str:
+def _format_bdfs(gpus: Iterable[Bdf]) -> str:
     return ", ".join(map(str, gpus))
 
 
@@ -152,7 +152,7 @@ def check_floating(guest: GuestSide, used: Sequence[NodeIndex], source: str) -> 
     )
 
 
-def known_vendor(host: Host) -> str | None:
+def find_vendor(host: Host) -> str | None:
     """Return the CPU's vendor if it is valid: 12 characters of CPUID, from an untrusted source."""
     vendor = host.cpu.vendor
     return vendor if vendor is not None and _VENDOR.match(vendor) else None
@@ -160,7 +160,7 @@ def known_vendor(host: Host) -> str | None:
 
 def check_cpu_model(host: Host) -> Iterator[Finding]:
     """Yield a finding if an x86 host does not report its CPU model."""
-    identity = (known_vendor(host), host.cpu.family, host.cpu.model)
+    identity = (find_vendor(host), host.cpu.family, host.cpu.model)
     if host.architecture == "x86_64" and None in identity:
         yield finding(
             "nccl-cpu-unknown",
@@ -229,9 +229,9 @@ def assemble_topology(
     placed = [device for device in devices if device.node in nodes]
     findings += [report_missing_node(device, host) for device in devices if device not in placed]
     tree = _Tree(host=host, guest=guest, findings=findings)
-    vcpus_of_node = vcpus_of_nodes(host, guest)
+    vcpus_of_node = map_node_vcpus(host, guest)
     used = sorted({node for node, vcpus in vcpus_of_node.items() if vcpus} | _list_nodes(placed))
-    numbers = numa_ids(used, guest)
+    numbers = assign_numa_ids(used, guest)
     findings += check_floating(guest, used, source)
     cpus = []
     for node in used:
@@ -305,7 +305,7 @@ def _build_cpu(
         numa_id=numa_id,
         affinity=affinity,
         architecture=_ARCHITECTURES.get(host.architecture or ""),
-        vendor=known_vendor(host) if is_x86 else None,
+        vendor=find_vendor(host) if is_x86 else None,
         family=host.cpu.family if is_x86 else None,
         model=host.cpu.model if is_x86 else None,
         children=children,

@@ -24,7 +24,7 @@ from homenode.nccl.topology import (
     NcclVariant,
     write_topology,
 )
-from homenode.text import first_few
+from homenode.text import shorten_list
 
 _KNOWN = {
     name: {*words.split()}
@@ -105,7 +105,7 @@ def _check_whole(read: ParsedTopology, flavour: NcclVariant | None) -> Iterator[
     if read.ignored:
         yield finding(
             "nccl-ignored",
-            first_few((f"<{name}> in line {line}" for name, line in read.ignored), 8),
+            shorten_list((f"<{name}> in line {line}" for name, line in read.ignored), 8),
             expected="elements that NCCL reads there",
             observed="ignored, with all that is in it",
         )

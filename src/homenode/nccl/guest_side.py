@@ -22,7 +22,7 @@ from homenode.machine.topology import Host
 from homenode.text import plural
 from homenode.vm.domain.document import Document, Element
 from homenode.vm.domain.fields import guest_address
-from homenode.vm.guest_observation import GuestPath, path_of_address, paths_of_guest
+from homenode.vm.guest_observation import GuestPath, find_guest_path, map_guest_paths
 from homenode.vm.model import GuestAddress, GuestHostdev, GuestPciController, Vm, VmCell
 from homenode.vm.plan import Plan
 
@@ -35,7 +35,7 @@ _OTHER_CONTROLLERS = ("fdc", "ide", "sata", "ccid", "xenbus", "isa")
 _NOT_PCI_TYPES = frozenset({"isa", "usb", "ccw", "drive", "unassigned", "spapr-vio", "virtio-mmio"})
 
 
-def bus_numbers(controllers: Iterable[GuestPciController]) -> dict[int, int]:
+def list_bus_numbers(controllers: Iterable[GuestPciController]) -> dict[int, int]:
     """Map each controller's index to the guest kernel's number of its bus.
 
     Controllers without address or busNr, or in a loop, and all devices below them have no number.
@@ -44,7 +44,7 @@ def bus_numbers(controllers: Iterable[GuestPciController]) -> dict[int, int]:
     >>> from homenode.vm.model import GuestAddress as At
     >>> pxb = GuestPciController(1, "pcie-expander-bus", At(0, 0, 2, 0), bus_nr=128)
     >>> ports = [GuestPciController(i, "pcie-root-port", At(0, 1, 9 - i, 0)) for i in (2, 3)]
-    >>> bus_numbers([pxb, *ports])
+    >>> list_bus_numbers([pxb, *ports])
     {0: 0, 1: 128, 3: 129, 2: 130}
     """
     below: dict[int, list[GuestPciController]] = defaultdict(list)
@@ -71,7 +71,7 @@ def bus_numbers(controllers: Iterable[GuestPciController]) -> dict[int, int]:
     return numbers
 
 
-def kernel_address(address: GuestAddress, buses: dict[int, int]) -> Bdf | None:
+def find_kernel_address(address: GuestAddress, buses: dict[int, int]) -> Bdf | None:
     """Return the address that the guest's kernel prints, or None if its bus has no number."""
     number = buses.get(address.bus)
     if number is None:
@@ -135,7 +135,7 @@ def _is_on_pci(element: Element) -> bool:
         target = element.child("target")
         return target is not None and target.get("bus") in _PCI_DISK_BUSES
     if element.name in ("memballoon", "video", "watchdog"):
-        return "none" not in (element.get("model"), (_model_type(element))) and not (
+        return "none" not in (element.get("model"), (_find_model_type(element))) and not (
             element.name == "watchdog" and element.get("model") in ("itco", "ib700")
         )
     if element.name == "sound":
@@ -143,7 +143,7 @@ def _is_on_pci(element: Element) -> bool:
     return element.name in _ON_PCI
 
 
-def _model_type(element: Element) -> str | None:
+def _find_model_type(element: Element) -> str | None:
     model = element.child("model")
     return None if model is None else model.get("type")
 
@@ -161,7 +161,7 @@ class GuestSide(Struct, frozen=True, kw_only=True):
         return dict(self.bus_ids).get(bdf)
 
 
-def guest_side(
+def build_guest_side(
     facts: Vm, loose: PendingDevice | None, *, plan: Plan | None = None, guest: Host | None = None
 ) -> GuestSide:
     """Return the guest's facts of a VM whose file has the addresses of its devices.
@@ -235,12 +235,12 @@ def _find_nodes(cells: tuple[VmCell, ...], guest: Host, source: str) -> tuple[in
 
 
 def _observe_bus_ids(vm: Vm, guest: Host, source: str) -> dict[Bdf, Bdf]:
-    at = paths_of_guest(guest)
+    at = map_guest_paths(guest)
     addresses = {}
     for hostdev in vm.hostdevs:
         path = _find_path(hostdev, vm.controllers)
         if path is None:
-            raise _unplugged_error(hostdev.bdf, source)
+            raise _make_unplugged_error(hostdev.bdf, source)
         if path not in at:
             raise InputError(
                 f"{source}: expected device {hostdev.bdf} at {path} in guest {guest.name!r}, "
@@ -255,16 +255,16 @@ def _observe_bus_ids(vm: Vm, guest: Host, source: str) -> dict[Bdf, Bdf]:
 def _find_path(
     hostdev: GuestHostdev, controllers: Iterable[GuestPciController]
 ) -> GuestPath | None:
-    return None if hostdev.address is None else path_of_address(hostdev.address, controllers)
+    return None if hostdev.address is None else find_guest_path(hostdev.address, controllers)
 
 
 def _derive_bus_ids(vm: Vm, loose: PendingDevice | None) -> dict[Bdf, Bdf]:
-    buses = bus_numbers(vm.controllers)
+    buses = list_bus_numbers(vm.controllers)
     addresses = {}
     for hostdev in vm.hostdevs:
         path = _find_path(hostdev, vm.controllers)
         if path is None or hostdev.address is None:
-            raise _unplugged_error(hostdev.bdf, vm.source)
+            raise _make_unplugged_error(hostdev.bdf, vm.source)
         if path.root_bus == 0 and len(path.steps) > 1 and loose is not None:
             raise InputError(
                 f"{vm.source}:{loose.line}: expected an address on every device, so that "
@@ -273,7 +273,7 @@ def _derive_bus_ids(vm: Vm, loose: PendingDevice | None) -> dict[Bdf, Bdf]:
                 hint="virsh define it and give the definition of virsh dumpxml NAME, or a capture "
                 "made inside the guest with --guest",
             )
-        address = kernel_address(hostdev.address, buses)
+        address = find_kernel_address(hostdev.address, buses)
         if address is None:
             raise InputError(
                 f"{vm.source}: expected a bus number for device {hostdev.bdf} at {path}, "
@@ -297,7 +297,7 @@ def _reject_twice(addresses: Mapping[Bdf, Bdf], source: str) -> None:
         seen_bdfs[address] = bdf
 
 
-def _unplugged_error(bdf: Bdf, source: str) -> InputError:
+def _make_unplugged_error(bdf: Bdf, source: str) -> InputError:
     return InputError(
         f"{source}: no guest address for device {bdf}",
         hint="homenode plan --layout pin-numa-pci, or virsh define it and use the definition of "
@@ -305,7 +305,7 @@ def _unplugged_error(bdf: Bdf, source: str) -> InputError:
     )
 
 
-def vcpus_of_nodes(host: Host, guest: GuestSide) -> dict[NodeIndex, CpuSet]:
+def map_node_vcpus(host: Host, guest: GuestSide) -> dict[NodeIndex, CpuSet]:
     """Map each host node to the vCPUs that run there, by their pins, else by their cell's memory.
     vCPUs that float run on every node that has CPUs."""
     bound = {
@@ -339,7 +339,7 @@ def find_nearest_vcpus(
     return CpuSet.from_bits(bits)
 
 
-def numa_ids(used: Sequence[NodeIndex], guest: GuestSide) -> dict[NodeIndex, int]:
+def assign_numa_ids(used: Sequence[NodeIndex], guest: GuestSide) -> dict[NodeIndex, int]:
     """Map each host node to the lowest guest node whose memory is on it. A host node without a
     guest node gets the next unused number: NCCL accepts any number that comes with its vCPUs."""
     numbers: dict[NodeIndex, int] = {}

@@ -103,7 +103,7 @@ def write_topology(topology: NcclTopology) -> str:
     vcpus = max((cpu.affinity.bits.bit_length() for cpu in topology.cpus), default=0)
     for cpu in topology.cpus:
         lines += _format_element(
-            "  ", "cpu", _cpu_attributes(cpu, vcpus), _child_lines(cpu.children, "    ")
+            "  ", "cpu", _list_cpu_attributes(cpu, vcpus), _format_children(cpu.children, "    ")
         )
     lines.append("</system>")
     return "\n".join(lines) + "\n"
@@ -133,7 +133,7 @@ def format_link_speed(gt_per_s: float) -> str:
     return LINK_SPEEDS[max(lower_speeds, default=min(LINK_SPEEDS))]
 
 
-def _cpu_attributes(cpu: NcclCpu, vcpus: int) -> Iterator[tuple[str, str]]:
+def _list_cpu_attributes(cpu: NcclCpu, vcpus: int) -> Iterator[tuple[str, str]]:
     yield "numaid", str(cpu.numa_id)
     yield "affinity", format_affinity(cpu.affinity, vcpus)
     if cpu.architecture is not None:
@@ -146,13 +146,13 @@ def _cpu_attributes(cpu: NcclCpu, vcpus: int) -> Iterator[tuple[str, str]]:
         yield "modelid", str(cpu.model)
 
 
-def _child_lines(children: tuple[NcclPci, ...], indent: str) -> Iterator[str]:
+def _format_children(children: tuple[NcclPci, ...], indent: str) -> Iterator[str]:
     for child in children:
-        inside = _child_lines(child.children, indent + "  ")
-        yield from _format_element(indent, "pci", _pci_attributes(child), inside)
+        inside = _format_children(child.children, indent + "  ")
+        yield from _format_element(indent, "pci", _list_pci_attributes(child), inside)
 
 
-def _pci_attributes(pci: NcclPci) -> Iterator[tuple[str, str]]:
+def _list_pci_attributes(pci: NcclPci) -> Iterator[tuple[str, str]]:
     yield "busid", pci.bus_id
     yield "class", f"0x{pci.class_code:06x}"
     if pci.is_virtual:
@@ -183,7 +183,7 @@ _TMPFILES_PATH = "/etc/tmpfiles.d/nccl-topology.conf"
 _RUN_PATH = DEFAULT_PATH.removeprefix("/var")
 
 
-def cloud_config(topology: str) -> str:
+def render_cloud_config(topology: str) -> str:
     """Return the cloud-config for a file's text; merge it with the VM's other cloud-configs.
 
     NCCL and RCCL read NCCL_TOPO_FILE, else DEFAULT_PATH. That is on a tmpfs, so the file itself is

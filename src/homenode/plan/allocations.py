@@ -16,10 +16,10 @@ from msgspec import Struct
 from homenode.bdf import Bdf
 from homenode.cpuset import CpuSet, list_members
 from homenode.findings import Gap
-from homenode.machine.pci import canonical_uuid
+from homenode.machine.pci import normalize_uuid
 from homenode.machine.topology import DomainMark, Host, RunningDomain
 from homenode.plan.request import GuestRequest
-from homenode.text import command_line, first_few, plural
+from homenode.text import command_line, plural, shorten_list
 from homenode.vm.gpu_parts import list_free_parts
 
 MAX_NAMED = 8
@@ -67,18 +67,18 @@ def other_domains(host: Host, request: GuestRequest) -> Iterator[RunningDomain]:
             yield domain
 
 
-def held_uuids(host: Host | None, request: GuestRequest) -> frozenset[str]:
+def list_held_uuids(host: Host | None, request: GuestRequest) -> frozenset[str]:
     """Return the mediated devices that other domains have."""
     domains = () if host is None else other_domains(host, request)
     return frozenset(uuid for domain in domains for uuid in domain.mediated)
 
 
-def uuid_of_device(host: Host | None, request: GuestRequest, function: Bdf) -> str | None:
+def find_device_uuid(host: Host | None, request: GuestRequest, function: Bdf) -> str | None:
     """Return the mediated device that the VM gets at a function: the named one, else the first free
     one of its profile; None if it gets the function itself."""
     if function in request.devices or host is None:
         return dict(request.mediated).get(function)
-    in_use = held_uuids(host, request)
+    in_use = list_held_uuids(host, request)
     parts = list_free_parts(host.device_at, function, in_use, request.options.gpu_profile)
     return next((part.uuid for part in parts), None)
 
@@ -91,7 +91,7 @@ def own_domains(host: Host, request: GuestRequest) -> tuple[RunningDomain, ...]:
 def _is_own(domain: RunningDomain, request: GuestRequest) -> bool:
     guest = request.guest
     is_named = domain.name == guest.name and not domain.has_pseudonym
-    is_same = domain.uuid is not None and domain.uuid == canonical_uuid(guest.uuid or "")
+    is_same = domain.uuid is not None and domain.uuid == normalize_uuid(guest.uuid or "")
     return is_named or is_same or domain.name in request.options.replaces
 
 
@@ -103,7 +103,7 @@ def own_is_unknown(host: Host, request: GuestRequest) -> Gap | None:
     return Gap(
         f"whether domain {request.guest.name!r} is on the host already",
         f"the domains' names are redacted, so all of them count as other VMs; if it is one of "
-        f"{first_few(strangers, MAX_NAMED)}, name it with --ignore-domain NAME",
+        f"{shorten_list(strangers, MAX_NAMED)}, name it with --ignore-domain NAME",
     )
 
 
@@ -125,7 +125,7 @@ def find_allocations(host: Host, request: GuestRequest) -> Allocations:
     for domain in counted_domains:
         devices += [(bdf, domain.name) for bdf in domain.devices]
         mediated_devices += [(uuid, domain.name) for uuid in domain.mediated]
-        pinned_bits, floats, over = _vcpu_pins(domain, widest, online)
+        pinned_bits, floats, over = _join_vcpu_pins(domain, widest, online)
         threads = 0
         for pin in (domain.emulator_pus, *domain.iothread_pus):
             if pin is not None and online & ~pin.bits:
@@ -134,8 +134,8 @@ def find_allocations(host: Host, request: GuestRequest) -> Allocations:
             # Emulators of such domains float over the same CPUs.
             threads = 0
             ranges.append((domain.name, over))
-        mine = _cores_of_pus(host, pinned_bits)
-        all_cores = mine | _cores_of_pus(host, threads)
+        mine = _count_cores(host, pinned_bits)
+        all_cores = mine | _count_cores(host, threads)
         if all_cores:
             of_domain = CpuSet.from_bits(mine), CpuSet.from_bits(all_cores)
             by_domain.append(DomainCores(domain.name, *of_domain))
@@ -156,7 +156,7 @@ def find_allocations(host: Host, request: GuestRequest) -> Allocations:
                 )
             )
     for name, over in ranges:
-        shares = _shares_of_ranges(cores, of_vcpus | of_threads, over)
+        shares = _share_ranges(cores, of_vcpus | of_threads, over)
         of_vcpus |= shares
         of_threads |= shares
         by_domain.append(DomainCores(name, CpuSet.from_bits(shares), CpuSet.from_bits(shares)))
@@ -191,7 +191,7 @@ def _find_copies(
             )
 
 
-def _vcpu_pins(domain: RunningDomain, widest: int, online: int) -> tuple[int, int, list[int]]:
+def _join_vcpu_pins(domain: RunningDomain, widest: int, online: int) -> tuple[int, int, list[int]]:
     """Return (pinned CPUs, number of vCPUs that float anywhere, CPUs of each vCPU that floats over
     a range that it shares with other vCPUs). A pin to every CPU is not a pin. widest: CPUs of the
     largest core."""
@@ -209,7 +209,7 @@ def _vcpu_pins(domain: RunningDomain, widest: int, online: int) -> tuple[int, in
     return pinned_bits, floats, []
 
 
-def _shares_of_ranges(cores: Sequence[int], in_use: int, floating_ranges: Sequence[int]) -> int:
+def _share_ranges(cores: Sequence[int], in_use: int, floating_ranges: Sequence[int]) -> int:
     """Take a free core for each floating vCPU, from the end of its range."""
     shares = 0
     for bits in floating_ranges:
@@ -218,7 +218,7 @@ def _shares_of_ranges(cores: Sequence[int], in_use: int, floating_ranges: Sequen
     return shares
 
 
-def _cores_of_pus(host: Host, pus: int) -> int:
+def _count_cores(host: Host, pus: int) -> int:
     """Return the whole cores of these CPUs (bits)."""
     used = [host.core_at[pu].pus.bits for pu in list_members(pus) if pu in host.core_at]
     return reduce(or_, used, 0)

@@ -125,7 +125,7 @@ def find_needed_layout(
     return None
 
 
-def host_inputs(host: Host) -> LayoutInputs:
+def build_host_inputs(host: Host) -> LayoutInputs:
     """Return the host's facts for the choice."""
     return LayoutInputs(
         nodes=sum(bool(node.pus) for node in host.nodes),
@@ -154,8 +154,8 @@ def resolve_layout(
     objective = options.objective or suggest_objective(guest, options, host)
     has_pairs = _has_pairs(guest, options, host)
     inputs = structs.replace(
-        host_inputs(host),
-        has_gpus=_gpu_count(guest, options, host) > 0,
+        build_host_inputs(host),
+        has_gpus=_count_gpus(guest, options, host) > 0,
         has_pairs=has_pairs,
         expander_buses=expander_buses and (guest.is_q35 or guest.is_virt),
         private_memory=guest.has_private_memory,
@@ -179,7 +179,7 @@ def resolve_layout(
 
 def suggest_objective(guest: Vm, options: PlanOptions, host: Host) -> Objective:
     """The purpose of a VM by its devices: several GPUs talk to each other, one to the host."""
-    count = _gpu_count(guest, options, host)
+    count = _count_gpus(guest, options, host)
     if count > 1:
         return Objective.MULTI_GPU
     has_devices = count or guest.hostdevs or options.devices
@@ -201,7 +201,7 @@ def _list_named_devices(guest: Vm, options: PlanOptions, host: Host) -> set[Bdf]
     return named_devices | {hostdev.bdf for hostdev in guest.hostdevs}
 
 
-def _gpu_count(guest: Vm, options: PlanOptions, host: Host) -> int:
+def _count_gpus(guest: Vm, options: PlanOptions, host: Host) -> int:
     if options.gpu_count is not None:
         return options.gpu_count
     gpus = {gpu.bdf for gpu in host.devices_of_kind(DeviceKind.GPU)}

@@ -10,7 +10,7 @@ from homenode.machine.topology import Host
 from homenode.plan.allocations import MAX_NAMED, Allocations
 from homenode.plan.devices.brought import are_paired, list_nvswitch_gpus
 from homenode.plan.request import GuestRequest
-from homenode.text import first_few, plural
+from homenode.text import plural, shorten_list
 from homenode.vm.gpu_parts import is_divided
 from homenode.vm.layout import Pinning
 
@@ -35,11 +35,11 @@ def check_devices(
                 severity=Severity.WARNING,
             )
     # A mediated device has an IOMMU group of its own.
-    yield from _incomplete_groups(host, [bdf for bdf in devices if bdf not in mediated])
-    yield from _parts_of_gpus(host, request, devices, allocations)
-    yield from _nics_without_gpu(host, devices, allocations)
+    yield from _check_groups(host, [bdf for bdf in devices if bdf not in mediated])
+    yield from _check_parts(host, request, devices, allocations)
+    yield from _check_lone_nics(host, devices, allocations)
     yield from _check_companions(host, request, devices, allocations)
-    yield from _nvswitches_left_out(host, request, devices, allocations)
+    yield from _check_nvswitches(host, request, devices, allocations)
     floats = request.layout.pinning is Pinning.NONE
     pus = len(host.usable_pus) if floats else 0
     if pus and request.vcpus > pus:
@@ -51,7 +51,7 @@ def check_devices(
         )
 
 
-def _nics_without_gpu(
+def _check_lone_nics(
     host: Host, devices: Sequence[Bdf], allocations: Allocations
 ) -> Iterator[Finding]:
     """Find NICs whose paired GPUs the VM does not get, though it gets other GPUs."""
@@ -128,7 +128,7 @@ def _check_companions(
         )
 
 
-def _nvswitches_left_out(
+def _check_nvswitches(
     host: Host, request: GuestRequest, devices: Sequence[Bdf], allocations: Allocations
 ) -> Iterator[Finding]:
     """Yield a finding if a VM gets all GPUs of a board without its NVSwitches. If another VM has
@@ -139,14 +139,14 @@ def _nvswitches_left_out(
             yield finding(
                 "nvswitches-omitted",
                 f"{plural(len(missing), 'NVSwitch', 'NVSwitches')} "
-                f"({first_few(map(str, missing), 1)})",
+                f"({shorten_list(map(str, missing), 1)})",
                 observed=f"they stay on the host, and the VM gets all {len(board.gpus)} GPUs that "
                 "they join: CUDA fails with error 802 unless a Fabric Manager there activates the "
                 "partition of all GPUs",
             )
 
 
-def _parts_of_gpus(
+def _check_parts(
     host: Host, request: GuestRequest, devices: Sequence[Bdf], allocations: Allocations
 ) -> Iterator[Finding]:
     """Yield findings on shared GPUs of the VM's parts, and on divided GPUs taken whole."""
@@ -166,8 +166,8 @@ def _parts_of_gpus(
             yield finding(
                 "gpu-and-its-parts",
                 str(gpu.bdf),
-                observed=f"passing the whole GPU removes its {_parts_counted(gpu)}"
-                + (f" ({first_few(users, MAX_NAMED)})" if users else "")
+                observed=f"passing the whole GPU removes its {_format_part_count(gpu)}"
+                + (f" ({shorten_list(users, MAX_NAMED)})" if users else "")
                 + ": they end when its driver is unbound",
             )
         elif parts:
@@ -176,7 +176,7 @@ def _parts_of_gpus(
                 "gpu-shared",
                 ", ".join(map(str, parts)),
                 observed=f"part of GPU {gpu.bdf}, which {shared} other parts share"
-                + (f", some of {first_few(users, MAX_NAMED)}" if users else "")
+                + (f", some of {shorten_list(users, MAX_NAMED)}" if users else "")
                 + ": they share one GPU's memory bandwidth, link and copy engines",
             )
 
@@ -204,7 +204,7 @@ def _check_unused_functions(
         )
 
 
-def _parts_counted(gpu: PciDevice) -> str:
+def _format_part_count(gpu: PciDevice) -> str:
     names = {
         PartKind.MIG: "MIG instance",
         PartKind.MEDIATED: "mediated device",
@@ -229,7 +229,7 @@ def _has_unknown_drivers(host: Host) -> bool:
     return all(device.driver is None for device in _list_endpoints(host))
 
 
-def _incomplete_groups(host: Host, devices: Sequence[Bdf]) -> Iterator[Finding]:
+def _check_groups(host: Host, devices: Sequence[Bdf]) -> Iterator[Finding]:
     """Yield findings on IOMMU groups: VFIO needs the whole group free of host drivers. If a source
     lists no drivers, host drivers are assumed."""
     ours = set(devices)
@@ -252,6 +252,6 @@ def _incomplete_groups(host: Host, devices: Sequence[Bdf]) -> Iterator[Finding]:
             yield finding(
                 "iommu-group-incomplete",
                 str(first),
-                observed=f"its IOMMU group {group} also holds {first_few(holders, 4)}: "
+                observed=f"its IOMMU group {group} also holds {shorten_list(holders, 4)}: "
                 "VFIO rejects the start while a host driver is bound to one of these",
             )

@@ -16,8 +16,8 @@ from homenode.cpuset import NodeIndex
 from homenode.errors import InputError, UsageError
 from homenode.machine.topology import Host, MemoryKind, NumaNode, RunningDomain
 from homenode.plan.allocations import other_domains, own_domains
-from homenode.plan.request import GuestRequest, default_huge_page_bytes
-from homenode.plan.shape.guest_numa import memory_granule
+from homenode.plan.request import GuestRequest, choose_huge_page_bytes
+from homenode.plan.shape.guest_numa import choose_granule
 from homenode.units import GIB, MIB, format_bytes
 
 MIN_RESERVE_BYTES = 2 * GIB
@@ -43,7 +43,7 @@ class NodeMemory(Struct, frozen=True):
     nodes: tuple[NodeIndex, ...]  # nodes of the pages, own node first
 
 
-def overhead_bytes(request: GuestRequest) -> int:
+def compute_overhead(request: GuestRequest) -> int:
     """Return the memory of QEMU and of the page tables (EPT and, with devices, the IOMMU) besides
     the guest's memory. Page tables of huge pages are negligible: at most one page for each 2
     MiB."""
@@ -52,7 +52,7 @@ def overhead_bytes(request: GuestRequest) -> int:
     return qemu_bytes(request.vcpus, None if request.page_bytes is not None else memory, devices)
 
 
-def _overhead_on_node(domain: RunningDomain, size: int) -> int:
+def _compute_node_overhead(domain: RunningDomain, size: int) -> int:
     """Estimate the overhead on a node that has `size` bytes of a VM's memory, in whole steps."""
     memory = None if domain.page_bytes is not None else domain.memory_bytes
     total = qemu_bytes(len(domain.vcpu_pins), memory, bool(domain.devices or domain.mediated))
@@ -76,20 +76,20 @@ def reserve_bytes(request: GuestRequest, node: NumaNode) -> int:
     return max(MIN_RESERVE_BYTES, (node.memory_bytes or 0) // _RESERVE_DIVISOR)
 
 
-def page_size_bytes(request: GuestRequest) -> int:
+def get_page_size(request: GuestRequest) -> int:
     """Return the granule of each cell's memory in bytes: the huge page size, or a default. Raises
     InputError if the memory is not whole pages."""
-    return memory_granule(request.memory_bytes, request.page_bytes)
+    return choose_granule(request.memory_bytes, request.page_bytes)
 
 
 def cell_pages_wanted(request: GuestRequest) -> int:
     """Return the number of pages of the guest's memory, without its memory devices."""
-    return -(-request.memory_bytes // page_size_bytes(request))
+    return -(-request.memory_bytes // get_page_size(request))
 
 
-def device_pages(request: GuestRequest) -> tuple[tuple[int, int], ...]:
+def list_device_pages(request: GuestRequest) -> tuple[tuple[int, int], ...]:
     """Return (guest cell, whole pages) of each memory device that is on its cell's node."""
-    page = page_size_bytes(request)
+    page = get_page_size(request)
     return tuple(
         (device.cell, -(-device.size_bytes // page))
         for device in request.guest.memory_devices
@@ -134,15 +134,15 @@ def map_attached_memory(
     return attached_nodes
 
 
-def node_memory(
+def count_node_memory(
     host: Host, request: GuestRequest, *, keeps_reserve: bool
 ) -> dict[NodeIndex, NodeMemory]:
     """Return the memory of every node with CPUs. keeps_reserve: the host keeps its reserve."""
-    page = page_size_bytes(request)
+    page = get_page_size(request)
     result: dict[NodeIndex, NodeMemory] = {}
     by_index = host.node_at
     huge = request.page_bytes is not None
-    overhead = overhead_bytes(request) if keeps_reserve and huge else 0
+    overhead = compute_overhead(request) if keeps_reserve and huge else 0
     domain_memory = held_memory(host, request)
     for home, nodes in map_attached_memory(host, request).items():
         total: int | None = 0
@@ -195,7 +195,7 @@ def free_memory(
     planned: dict[int, int] = defaultdict(int)
     for domain, size in of_others.get(node.index, ()):
         if domain.page_bytes is not None:
-            own_page = domain.page_bytes or default_huge_page_bytes(host)
+            own_page = domain.page_bytes or choose_huge_page_bytes(host)
             (running if domain.running else planned)[own_page] += -(-size // own_page)
         # The kernel's counters include only memory that running domains have touched.
         elif domain.running:
@@ -203,7 +203,7 @@ def free_memory(
         else:
             untouched_bytes += size
         if not domain.running:
-            untouched_bytes += _overhead_on_node(domain, size)
+            untouched_bytes += _compute_node_overhead(domain, size)
     free_of_size = {
         p.page_bytes: min(p.free_pages, p.total_pages - running[p.page_bytes])
         - planned[p.page_bytes]

@@ -14,7 +14,7 @@ from homenode.errors import InputError, UsageError, missing, requires
 from homenode.findings import Finding, Severity, finding, same_command
 from homenode.machine.tools.versions import Version
 from homenode.machine.topology import Host
-from homenode.plan.planner import manual_placement, plan
+from homenode.plan.planner import build_manual_placement, plan
 from homenode.plan.request import request_for, set_vcpus
 from homenode.plan.shape.aperture import QEMU_VERSION, WINDOW, WINDOW_FINDINGS
 from homenode.plan.shape.assemble import assemble
@@ -27,14 +27,14 @@ from homenode.vm.domain.limits import check_vcpus, reject_unsafe
 from homenode.vm.domain.read import build_vm, keep_parts, open_domain
 from homenode.vm.model import GuestTopology, Vm
 from homenode.vm.plan import LIBVIRT, Plan, Unplannable
-from homenode.vm.plan_options import EmulatorPolicy, ManualRanges, PlanOptions, size_of_cells
+from homenode.vm.plan_options import EmulatorPolicy, ManualRanges, PlanOptions, sum_cells
 from homenode.vm.targets import libvirt
 from homenode.vm.targets.registry import (
     VmFile,
     add_host_facts,
+    find_target,
     list_other_parts,
     runs_qemu,
-    target_named,
 )
 from homenode.vm.targets.target import (
     Feature,
@@ -42,8 +42,8 @@ from homenode.vm.targets.target import (
     SupportLevel,
     Target,
     check_target,
-    default_machine,
     findings_for,
+    get_default_machine,
     is_vgpu,
     list_features,
     list_settings,
@@ -79,7 +79,7 @@ class PlannedFile(Struct, frozen=True, kw_only=True):
         shown_plan = structs.replace(self.plan, findings=findings)
         if runs_qemu(self.target):
             return shown_plan
-        missing_features = lost_features(target_named(self.target), shown_plan)
+        missing_features = lost_features(find_target(self.target), shown_plan)
         shown_plan = structs.replace(shown_plan, vm=visible_vm(shown_plan.vm, missing_features))
         return _remove_qemu_parts(shown_plan)
 
@@ -110,7 +110,7 @@ def plan_file(
     NVRAM and MACs. Raises InputError for a bad document, UsageError for contradicting options,
     Unplannable with every rejection, and as libvirt.render.
     """
-    document, shared_findings = _source_document(original, source, copy_name)
+    document, shared_findings = _read_source_document(original, source, copy_name)
     guest = build_vm(open_domain(document, source))
     vm_plan = plan(host, request_for(guest, options, host))
     return _build_file(vm_plan, guest, host, document, source, shared_findings)
@@ -126,15 +126,15 @@ def plan_manually(
 ) -> PlannedFile:
     """Plan with CPU lists of the user and without a host, as in the study's listings. The vCPU
     count is that of the lists. Raises like plan_file."""
-    document, shared_findings = _source_document(original, source, copy_name)
+    document, shared_findings = _read_source_document(original, source, copy_name)
     guest = build_vm(open_domain(document, source))
     request = request_for(guest, options, None)
-    placement = manual_placement(request, ranges)
+    placement = build_manual_placement(request, ranges)
     vm_plan = assemble(None, set_vcpus(request, len(placement.vcpu_pins)), placement)
     return _build_file(vm_plan, guest, None, document, source, shared_findings)
 
 
-def _source_document(
+def _read_source_document(
     original: bytes, source: str, copy_name: str | None
 ) -> tuple[bytes, tuple[Finding, ...]]:
     if copy_name is None:
@@ -227,12 +227,12 @@ def plan_several(requests: Sequence[FileRequest], host: Host) -> tuple[PlannedFi
     raise best[1]
 
 
-def size_of_options(options: PlanOptions) -> tuple[int, int]:
+def compute_options_size(options: PlanOptions) -> tuple[int, int]:
     """Return the vCPUs and bytes of memory of a VM given by options only, summed over --guest-node.
     Raises UsageError without either."""
     vcpus, memory_bytes = options.vcpus, options.memory_bytes
     if options.explicit_cells:
-        vcpus, memory_bytes = size_of_cells(options.explicit_cells)
+        vcpus, memory_bytes = sum_cells(options.explicit_cells)
     if vcpus is None or memory_bytes is None:
         hint = "homenode plan --vcpus 16 --memory 64GiB --gpus 2 -o vm.xml"
         if vcpus is not None:
@@ -245,17 +245,15 @@ def size_of_options(options: PlanOptions) -> tuple[int, int]:
     return vcpus, memory_bytes
 
 
-def vm_of_options(
-    options: PlanOptions, architecture: str | None, name: str = DEFAULT_NAME
-) -> VmFile:
+def make_vm(options: PlanOptions, architecture: str | None, name: str = DEFAULT_NAME) -> VmFile:
     """Make a VM from options only. Raises UsageError without vCPUs and memory."""
-    vcpus, memory_bytes = size_of_options(options)
+    vcpus, memory_bytes = compute_options_size(options)
     architecture = architecture or "x86_64"
     vm = Vm(
         name=name,
         source="options",
         architecture=architecture,
-        machine=default_machine(architecture),
+        machine=get_default_machine(architecture),
         cpu_mode="host-passthrough",
         vcpus=vcpus,
         memory_bytes=memory_bytes,
@@ -270,7 +268,7 @@ def plan_for_target(
     """Plan a VM and write it for a target. A file of that target is edited; output: the name of a
     new one, which may have the VM's number. Raises like plan_file, and InputError if the target
     cannot take the plan."""
-    module = target_named(target)
+    module = find_target(target)
     vm = add_host_facts(vm, host)
     if vm.kind != target:
         vm = structs.replace(vm, guest=_remove_addresses(vm.guest, module, vm.source))

@@ -13,16 +13,16 @@ from homenode.plan.device_findings import check_devices
 from homenode.plan.devices.brought import are_paired
 from homenode.plan.memory import (
     cell_pages_wanted,
-    device_pages,
+    compute_overhead,
+    count_node_memory,
     format_memory,
-    node_memory,
-    overhead_bytes,
-    page_size_bytes,
+    get_page_size,
+    list_device_pages,
 )
 from homenode.plan.placement import Placement
 from homenode.plan.request import GuestRequest
 from homenode.plan.search.ladder import Fallback, MemoryRule
-from homenode.text import first_few, format_cpus, format_nodes, plural
+from homenode.text import format_cpus, format_nodes, plural, shorten_list
 from homenode.units import format_bytes
 from homenode.vm.layout import GuestCells, GuestPcie, MemoryBinding, Pinning, Siblings
 from homenode.vm.plan import Relaxation
@@ -30,8 +30,8 @@ from homenode.vm.plan import Relaxation
 
 def memory_short(host: Host, request: GuestRequest) -> Iterator[Finding]:
     """Yield a finding if a VM without bound memory needs more than all nodes have free."""
-    page, needed_pages = page_size_bytes(request), cell_pages_wanted(request)
-    needed_pages += sum(pages for _, pages in device_pages(request))
+    page, needed_pages = get_page_size(request), cell_pages_wanted(request)
+    needed_pages += sum(pages for _, pages in list_device_pages(request))
     free = _free_pages(host, request, keeps_reserve=False)
     if free is not None and free < needed_pages:
         size = format_bytes(free * page)
@@ -44,15 +44,15 @@ def memory_short(host: Host, request: GuestRequest) -> Iterator[Finding]:
         )
         return
     # With huge pages, QEMU's own memory is already subtracted.
-    needed = 0 if request.page_bytes is not None else -(-overhead_bytes(request) // page)
+    needed = 0 if request.page_bytes is not None else -(-compute_overhead(request) // page)
     free = _free_pages(host, request, keeps_reserve=True)
     if free is not None and free < needed_pages + needed:
-        yield _host_memory_taken(host, request)
+        yield _report_taken_memory(host, request)
 
 
 def _free_pages(host: Host, request: GuestRequest, *, keeps_reserve: bool) -> int | None:
     """Return the free pages of all nodes together; None if a node's are unknown."""
-    memory = node_memory(host, request, keeps_reserve=keeps_reserve).values()
+    memory = count_node_memory(host, request, keeps_reserve=keeps_reserve).values()
     page_counts = [node.pages for node in memory if node.pages is not None]
     return sum(page_counts) if page_counts and len(page_counts) == len(memory) else None
 
@@ -75,9 +75,9 @@ def check_placement(
     # Long because it yields each finding with its text in place.
     yield from check_devices(host, request, devices, allocations)
     yield from bound_elsewhere(request, nodes)
-    yield from _away_from_home(host, request, devices, nodes)
-    yield from _nics_in_other_packages(host, devices, nodes)
-    yield from _host_share(host, request, relaxations, vcpu_pus, threads, allocations)
+    yield from _check_homes(host, request, devices, nodes)
+    yield from _check_nic_packages(host, devices, nodes)
+    yield from _check_host_share(host, request, relaxations, vcpu_pus, threads, allocations)
     further = set(memory) - set(nodes)
     if fallback.memory is MemoryRule.ELSEWHERE and further:
         bound = request.layout.memory is not MemoryBinding.KEEP
@@ -142,7 +142,7 @@ def _report_siblings(host: Host, request: GuestRequest, fallback: Fallback) -> F
     )
 
 
-def _host_share(
+def _check_host_share(
     host: Host,
     request: GuestRequest,
     relaxations: Sequence[Relaxation],
@@ -156,7 +156,7 @@ def _host_share(
         for owner in allocations.by_domain
         if (emulator_pus := (owner.cores - owner.vcpu_cores) & vcpu_pus)
     ]
-    names = first_few([domain for domain, _ in serving], MAX_NAMED)
+    names = shorten_list([domain for domain, _ in serving], MAX_NAMED)
     shares = f"QEMU's own threads of {names} run on cores of its vCPUs"
     if Relaxation.EMULATOR_CORE in relaxations:
         shared_pus = CpuSet.union(pus for _, pus in serving)
@@ -180,20 +180,20 @@ def _host_share(
             values={"vcpus": fewer},
         )
     if Relaxation.HOST_MEMORY in relaxations:
-        yield _host_memory_taken(host, request)
+        yield _report_taken_memory(host, request)
 
 
-def _host_memory_taken(host: Host, request: GuestRequest) -> Finding:
+def _report_taken_memory(host: Host, request: GuestRequest) -> Finding:
     return finding(
         "host-memory-taken",
         host.name,
         observed=f"{format_memory(request)} leave the host less than its reserve and the "
-        f"{format_bytes(overhead_bytes(request))} that QEMU and page tables need: the host may "
+        f"{format_bytes(compute_overhead(request))} that QEMU and page tables need: the host may "
         "kill the VM",
     )
 
 
-def _away_from_home(
+def _check_homes(
     host: Host, request: GuestRequest, devices: Sequence[Bdf], nodes: Sequence[NodeIndex]
 ) -> Iterator[Finding]:
     """Yield findings on GPUs whose node has no vCPU; in a flat guest only of other packages."""
@@ -214,7 +214,7 @@ def _away_from_home(
             )
 
 
-def _nics_in_other_packages(
+def _check_nic_packages(
     host: Host, devices: Sequence[Bdf], nodes: Sequence[NodeIndex]
 ) -> Iterator[Finding]:
     """Yield findings on NICs paired with the VM's GPUs in a package without its vCPUs."""
@@ -275,7 +275,7 @@ def whole_core_costs(host: Host, request: GuestRequest, placement: Placement) ->
         yield f"leave the host only its reserve of {plural(idle, 'core')}"
 
 
-def document_siblings(
+def check_document_siblings(
     host: Host,
     request: GuestRequest,
     placement: Placement,
@@ -288,7 +288,7 @@ def document_siblings(
     threads = request.guest.threads_per_core
     slower = "40 to 75 % slower under full load"
     if placement.threads_per_core > 1:
-        spans = _more_spans(host, other, placement)
+        spans = _format_more_spans(host, other, placement)
         detail = (
             f"{request.vcpus} vCPUs run on {placement.threads_per_core} hyper-threads of each of "
             f"{plural(cores, 'core')}, as the definition shows them, {slower} than on a whole core "
@@ -296,7 +296,7 @@ def document_siblings(
         )
         fix: str | None = "--siblings hidden gives each vCPU a whole core"
         if other is None or Relaxation.SHARED_CORES in other.relaxations:
-            limit = _most_with_whole_cores(host, request)
+            limit = _count_with_whole_cores(host, request)
             fix = f"at most {plural(limit, 'vCPU')} can have a whole core each" if limit else None
     elif other is not None:
         fewer = len(_list_cores(host, other))
@@ -304,7 +304,7 @@ def document_siblings(
             f"each vCPU gets a whole core, {cores} in all, though the definition shows "
             f"{plural(fewer, 'core')} of {threads} threads: on those cores they would be {slower}"
         )
-        spans = _more_spans(host, placement, other)
+        spans = _format_more_spans(host, placement, other)
         fix = (
             f"--siblings keep takes {plural(fewer, 'core')} and leaves {cores - fewer} more"
             f"{f'; whole cores are {spans}' if spans else ''}"
@@ -319,7 +319,7 @@ def _list_cores(host: Host, placement: Placement) -> list[CpuSet]:
     return [core.pus for core in host.cores if not core.pus.isdisjoint(used)]
 
 
-def _more_spans(host: Host, wide: Placement | None, narrow: Placement | None) -> str:
+def _format_more_spans(host: Host, wide: Placement | None, narrow: Placement | None) -> str:
     """Return the wider span of the first placement: "on 2 nodes instead of 1"."""
     if wide is None or narrow is None:
         return ""
@@ -339,7 +339,7 @@ def _more_spans(host: Host, wide: Placement | None, narrow: Placement | None) ->
     )
 
 
-def _most_with_whole_cores(host: Host, request: GuestRequest) -> int:
+def _count_with_whole_cores(host: Host, request: GuestRequest) -> int:
     """Return the most vCPUs with a whole core each that leave the host more than its reserve."""
     vcpu_cores = find_allocations(host, request).vcpu_cores
     free = [core for core in host.cores if core.pus.isdisjoint(vcpu_cores)]

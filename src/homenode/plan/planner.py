@@ -64,7 +64,7 @@ def apply_placement(request: GuestRequest, placement: Placement) -> GuestRequest
     return replace(request, layout=placement.layout, keep_vcpus=True)
 
 
-def manual_placement(request: GuestRequest, ranges: ManualRanges) -> Placement:
+def build_manual_placement(request: GuestRequest, ranges: ManualRanges) -> Placement:
     """Place vCPU i on CPU i of the lists, siblings adjacent if the layout pins all CPUs.
 
     Cell i lies on host node i, as the study's listings have it. Raises UsageError for lists that

@@ -14,8 +14,8 @@ from homenode.machine.topology import DEFAULT_HOST_RESERVE, Host, HostReserve
 from homenode.units import KIB, MIB, format_bytes, parse_bytes
 from homenode.vm.gpu_parts import (
     add_mediated,
+    find_uuid_function,
     format_profiles,
-    function_of_uuid,
     is_of_profile,
     reject_second,
     resolve_device,
@@ -38,7 +38,7 @@ from homenode.vm.plan_options import (
     DefinitionSiblings,
     EmulatorPolicy,
     PlanOptions,
-    size_of_cells,
+    sum_cells,
 )
 
 _X86 = frozenset({"x86_64", "i686"})
@@ -144,7 +144,7 @@ def _reject_contradictions(layout: Layout) -> None:
             raise UsageError(f"layout: {message}", hint=hint)
 
 
-def default_huge_page_bytes(host: Host | None) -> int:
+def choose_huge_page_bytes(host: Host | None) -> int:
     """Return the size of <hugepages/> without a size: default_hugepagesz= of the host, else 2 MiB,
     or the smallest size of a host without 2 MiB pages: the kernel lists its default.
 
@@ -197,13 +197,13 @@ def request_for(guest: Vm, options: PlanOptions, host: Host | None) -> GuestRequ
         documented_bdfs = _remove_gpus(documented_bdfs, host)
     page_bytes = guest.page_bytes if options.page_bytes is None else options.page_bytes
     if page_bytes == 0:
-        page_bytes = default_huge_page_bytes(host)
+        page_bytes = choose_huge_page_bytes(host)
     mediated = {device.bdf: device.uuid for device in guest.hostdevs if device.uuid is not None}
     mediated = {bdf: uuid for bdf, uuid in mediated.items() if bdf in documented_bdfs}
     named_devices = [resolve_device(host, name) for name in options.devices]
     named_bdfs = {device for device in named_devices if isinstance(device, Bdf)}
     for uuid in (device for device in named_devices if isinstance(device, str)):
-        function = function_of_uuid(host, uuid)
+        function = find_uuid_function(host, uuid)
         if mediated.setdefault(function, uuid) != uuid or function in named_bdfs:
             reject_second(function, [GuestHostdev(function, None)])
     devices = tuple(sorted({*documented_bdfs, *named_bdfs, *mediated}))
@@ -214,7 +214,7 @@ def request_for(guest: Vm, options: PlanOptions, host: Host | None) -> GuestRequ
     if not _may_weigh_siblings(guest, options, layout):
         siblings = DefinitionSiblings.IGNORED
     if options.explicit_cells:
-        vcpus, memory_bytes = size_of_cells(options.explicit_cells)
+        vcpus, memory_bytes = sum_cells(options.explicit_cells)
         options = replace(options, vcpus=vcpus, memory_bytes=memory_bytes)
         # The vCPUs of a cell include siblings.
         keep_vcpus = layout.pinning is Pinning.ALL_PUS
@@ -227,8 +227,8 @@ def request_for(guest: Vm, options: PlanOptions, host: Host | None) -> GuestRequ
         mediated=tuple(sorted(mediated.items())),
         keep_vcpus=keep_vcpus,
         document_siblings=siblings,
-        host_reserve=_host_reserve(options, host),
-        housekeeping_pus=_housekeeping_pus(options, layout, host),
+        host_reserve=_choose_host_reserve(options, host),
+        housekeeping_pus=_choose_housekeeping_pus(options, layout, host),
         most_threads=most_threads,
         keeps_siblings=exposed and guest.threads_per_core > 1,
     )
@@ -321,7 +321,7 @@ def _check_brought(options: PlanOptions, devices: Sequence[Bdf], host: Host | No
         )
 
 
-def _host_reserve(options: PlanOptions, host: Host | None) -> HostReserve:
+def _choose_host_reserve(options: PlanOptions, host: Host | None) -> HostReserve:
     """Return each setting from the user, else from the host's description, else the default."""
     described_reserve = (host and host.reserve) or DEFAULT_HOST_RESERVE
     reserve = options.host_reserve
@@ -331,7 +331,7 @@ def _host_reserve(options: PlanOptions, host: Host | None) -> HostReserve:
     )
 
 
-def _housekeeping_pus(options: PlanOptions, layout: Layout, host: Host | None) -> CpuSet:
+def _choose_housekeeping_pus(options: PlanOptions, layout: Layout, host: Host | None) -> CpuSet:
     named_pus = options.housekeeping_pus | (CpuSet() if host is None else host.housekeeping_pus)
     if options.emulator_policy is EmulatorPolicy.HOUSEKEEPING:
         if not named_pus:
@@ -355,7 +355,7 @@ def _check_cells(options: PlanOptions, layout: Layout, host: Host | None) -> Non
             f"{layout.name}, which is flat",
             hint="use pin-numa or pin-numa-pci, or add --guest-nodes host",
         )
-    sums = size_of_cells(cells)
+    sums = sum_cells(cells)
     for option, value, total in (
         ("--vcpus", options.vcpus, sums[0]),
         ("--memory", options.memory_bytes, sums[1]),

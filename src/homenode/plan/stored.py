@@ -10,7 +10,7 @@ from homenode.cpuset import NodeIndex
 from homenode.errors import InputError, UsageError
 from homenode.findings import Rejection
 from homenode.machine.topology import Host, RunningDomain
-from homenode.text import first_few
+from homenode.text import shorten_list
 from homenode.vm.model import MAX_VCPUS, GuestCache, PortModel, Vm
 from homenode.vm.plan import Plan, Unplannable
 from homenode.vm.plan_options import MemoryMode
@@ -89,7 +89,7 @@ def domain_of_plan(plan: Plan) -> RunningDomain:
         iothread_pus=plan.iothread_pus,
         memory_bytes=plan.vm.memory_bytes + plan.vm.memory_device_bytes,
         memory_bound=plan.memory_mode is not None and plan.memory_mode is not MemoryMode.PREFERRED,
-        memory_by_node=_memory_by_node(plan),
+        memory_by_node=_sum_node_memory(plan),
         page_bytes=plan.vm.page_bytes,
         devices=tuple(sorted(device.bdf for device in plan.vm.hostdevs if device.uuid is None)),
         mediated=tuple(device.uuid for device in plan.vm.hostdevs if device.uuid is not None),
@@ -97,7 +97,7 @@ def domain_of_plan(plan: Plan) -> RunningDomain:
     )
 
 
-def _memory_by_node(plan: Plan) -> tuple[tuple[NodeIndex, int], ...]:
+def _sum_node_memory(plan: Plan) -> tuple[tuple[NodeIndex, int], ...]:
     """Return bytes on each node: by reserved pages, else by the cells' binding."""
     sizes: dict[NodeIndex, int] = {}
     if plan.page_reservations:
@@ -129,7 +129,7 @@ def add_planned(hosts: Sequence[Host], plans: Sequence[tuple[str, Plan]]) -> tup
     for source, plan in plans:
         if plan.host_fingerprint not in prints:
             pairs = zip(hosts, prints, strict=True)
-            names = first_few([f"{host.name} (topology {key[:12]})" for host, key in pairs], 2)
+            names = shorten_list([f"{host.name} (topology {key[:12]})" for host, key in pairs], 2)
             raise InputError(
                 f"{source}: a plan for host {plan.host_name or 'unknown'} (topology "
                 f"{plan.host_fingerprint[:12] or 'unknown'}), found {names}",

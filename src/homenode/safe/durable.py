@@ -47,7 +47,7 @@ def replace_file(
     """
     with _open_parent(path, directory) as place:
         _check_replaceable(path, place)
-        part = part_name()
+        part = make_part_name()
         permissions = 0o666 if mode is None else mode & PRIVATE
         unnamed = _open_unnamed(place, permissions)
         with contextlib.ExitStack() as undo:
@@ -113,7 +113,7 @@ def sweep_parts(directory: Path) -> None:
                 os.close(descriptor)
 
 
-def part_name() -> str:
+def make_part_name() -> str:
     """Return an unguessable name for a file being written."""
     return f".homenode-{os.urandom(8).hex()}.part"
 

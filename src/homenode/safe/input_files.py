@@ -8,7 +8,7 @@ serial lines of guests are exceptions with their own functions. Texts of the pac
 
 Programs that root starts accept more than paths: "nbd:10.0.0.1:10809" is a connection, "json:{…}" a
 tree of drivers, "fat:/root" a directory as a disk. Paths of a definition are passed to them only
-after `host_file` has checked them.
+after `open_host_file` has checked them.
 """
 
 import contextlib
@@ -77,7 +77,7 @@ def read_file(
     """
     try:
         if str(path) == STANDARD_INPUT:
-            return _standard_input(max_bytes)
+            return _read_standard_input(max_bytes)
         return read_plain(path, max_bytes)
     except (OSError, ValueError) as error:  # ValueError: a zero byte in the name
         if getattr(error, "errno", None) in NO_PLAIN_FILE:
@@ -281,7 +281,7 @@ def _format_kind(mode: int) -> str:
     return next((word for holds, word in _KINDS if holds(mode)), "something else")
 
 
-def _standard_input(max_bytes: int) -> bytes:
+def _read_standard_input(max_bytes: int) -> bytes:
     if sys.stdin is None:
         raise OSError(errno.EBADF, "it is closed", "standard input")
     content = sys.stdin.buffer.read(max_bytes + 1)
@@ -354,7 +354,7 @@ class OpenFile:
 
 
 @contextmanager
-def host_file(path: str, subject: str) -> Iterator[OpenFile]:
+def open_host_file(path: str, subject: str) -> Iterator[OpenFile]:
     """Open a regular file or a block device. subject: the source of the path, for messages.
 
     The type is checked first, and other types are not opened. Root follows no other user's link.

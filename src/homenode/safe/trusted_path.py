@@ -33,7 +33,7 @@ def find_other_writer(paths: Iterable[Path], *, user: int = 0, sticky: bool = Fa
     users = _list_trusted_users(user)
     for path in paths:
         try:
-            for part in path_components(path):
+            for part in walk_components(path):
                 reason = _find_other_writer(str(part), part.lstat(), users, user, sticky=sticky)
                 if reason is not None:
                     return f"{part} {reason}"
@@ -85,7 +85,7 @@ def _is_group_of_one(group: int, user: int) -> bool:
 
 
 @contextlib.contextmanager
-def private_directory(prefix: str, above: Path | None = None) -> Iterator[Path]:
+def create_private_directory(prefix: str, above: Path | None = None) -> Iterator[Path]:
     """Create a directory with an unguessable name that only this user can enter; removed
     afterwards.
 
@@ -94,13 +94,13 @@ def private_directory(prefix: str, above: Path | None = None) -> Iterator[Path]:
     """
     import tempfile
 
-    above = temporary_root() if above is None else above
+    above = find_temporary_root() if above is None else above
     check_private(above)
     with tempfile.TemporaryDirectory(prefix=prefix, dir=above) as path:
         yield Path(path)
 
 
-def temporary_root() -> Path:
+def find_temporary_root() -> Path:
     """Return the parent of private directories: $TMPDIR, else /tmp."""
     import tempfile
 
@@ -139,7 +139,7 @@ def allow_user(descriptor: int, user: int, rights: int) -> None:
     os.setxattr(descriptor, _ACL, struct.pack("<I", 2) + packed_entries)
 
 
-def path_components(path: Path) -> Iterator[Path]:
+def walk_components(path: Path) -> Iterator[Path]:
     """Yield the directories above a path, then the path; for a link those of its target instead."""
     directory, links = Path("/"), 0
     pending = [*path.absolute().parts[:0:-1]]

@@ -50,10 +50,10 @@ def pad_range(values: Sequence[float]) -> tuple[float, float]:
     return min(values) / 1.15, max(values) * 1.15
 
 
-def chart_scale(unit: str, values: Iterable[float]) -> tuple[float, str]:
+def choose_scale(unit: str, values: Iterable[float]) -> tuple[float, str]:
     """Return the divisor for all values of a chart, and the resulting unit.
 
-    >>> chart_scale("bytes_per_s", [77e9, 561e9]), chart_scale("ns", [101.0])
+    >>> choose_scale("bytes_per_s", [77e9, 561e9]), choose_scale("ns", [101.0])
     ((1000000000.0, 'GB/s'), (1.0, 'ns'))
     """
     largest = max(values, default=0.0)
@@ -153,7 +153,7 @@ def build_bar_chart(title: str, unit: str, groups: Sequence[BarGroup], *, log: b
     bars = [bar for group in groups for bar in group.bars]
     largest = max(max(bar.value, bar.high or 0.0) for bar in bars)
     least = min(min(bar.value, bar.value if bar.low is None else bar.low) for bar in bars)
-    divisor, name = chart_scale(unit, [largest])
+    divisor, name = choose_scale(unit, [largest])
     texts = [_format_value(bar, divisor, name) for bar in bars]
     right = max(
         text_width(text, TEXT, bold=True) + (text_width(bar.note, 10) + 6 if bar.note else 0)
@@ -246,9 +246,9 @@ class ForestRow(Struct, frozen=True):
 
 def build_forest_chart(title: str, rows: Sequence[ForestRow], end: float | None = None) -> str:
     """Return the SVG of these effects: left of the middle is worse, right of it better. end: the
-    axis end, to share it between charts (`axis_end`); None = fit these rows."""
+    axis end, to share it between charts (`choose_axis_end`); None = fit these rows."""
     canvas = SvgCanvas.start_chart(title)
-    end = axis_end(rows) if end is None else end
+    end = choose_axis_end(rows) if end is None else end
     scale = Scale(1 / end, end, _LEFT, _RIGHT, log=True)
     top = 20.0
     is_tall = any(_measure_text(row) > _RIGHT - _LEFT for row in rows)
@@ -289,7 +289,7 @@ def _draw_effect(
         canvas.draw_dot(x, middle, 2.2, "box")  # hollow: one value, no interval
 
 
-def axis_end(rows: Sequence[ForestRow]) -> float:
+def choose_axis_end(rows: Sequence[ForestRow]) -> float:
     """Return the greatest ratio of an axis that fits all of these rows."""
     reach = 1.05
     for row in rows:

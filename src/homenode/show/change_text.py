@@ -8,7 +8,7 @@ from homenode.bdf import Bdf
 from homenode.doc import Doc, Text
 from homenode.text import plural
 from homenode.vm.domain.document import Document, Element
-from homenode.vm.domain.hostdevs import hostdev_elements
+from homenode.vm.domain.hostdevs import list_hostdev_elements
 from homenode.vm.domain.merge import normalize
 from homenode.vm.domain.read import open_domain
 
@@ -26,7 +26,7 @@ _PER_NODE = "for each guest node"
 _HANG = 25  # behind section, lines added, lines removed
 
 
-def line_counts(before: bytes, after: bytes) -> tuple[int, int]:
+def count_line_changes(before: bytes, after: bytes) -> tuple[int, int]:
     """Return the lines that a change adds and removes, regardless of position."""
     old, new = Counter(before.splitlines()), Counter(after.splitlines())
     return (new - old).total(), (old - new).total()
@@ -85,7 +85,7 @@ def _list_lines(document: Document) -> Iterator[tuple[str, bytes]]:
 
 def _list_parts(document: Document, gpus: frozenset[Bdf]) -> Iterator[tuple[str, str, object]]:
     """Yield (section, label, content) of the elements that a change names."""
-    of_gpus = {element.start for bdf, element in hostdev_elements(document) if bdf in gpus}
+    of_gpus = {element.start for bdf, element in list_hostdev_elements(document) if bdf in gpus}
     for section, element in _list_sections(document):
         is_whole = section in ("controllers", "hostdevs", _OTHER) or not element.children
         for child in (element,) if is_whole else element.children:

@@ -9,7 +9,7 @@ from msgspec import Struct
 
 from homenode.show.bars import (
     Scale,
-    chart_scale,
+    choose_scale,
     format_equal_digits,
     format_short,
     format_size,
@@ -48,7 +48,7 @@ def build_curve_chart(
     canvas = SvgCanvas.start_chart(title)
     values = [value for curve in curves for _, value in curve.points]
     sizes = [size for curve in curves for size, _ in curve.points]
-    divisor, name = chart_scale(unit, values)
+    divisor, name = choose_scale(unit, values)
     low, high = pad_range(values)
     across = Scale(min(sizes), max(sizes), _LEFT, WIDTH - 6, log=True)
     up = Scale(low, high, _TOP + _PLOT_HEIGHT, _TOP, log=True)
@@ -158,7 +158,7 @@ def heat_map(title: str, unit: str, matrix: Matrix, ends: tuple[float, float] | 
     figures = [value for row in matrix.cells for value in row if value is not None]
     low, high = (min(figures), max(figures)) if ends is None else ends
     low = min(low, high * _MIN_RANGE)
-    divisor, name = chart_scale(unit, [high])
+    divisor, name = choose_scale(unit, [high])
     canvas = SvgCanvas.start_chart(title)
     row_space = min(max(text_width(row, 10) for row in matrix.rows), 96.0)
     label_edge = 16.0 + row_space + 6

@@ -134,7 +134,7 @@ def group_by_node(
     return tuple(groups)
 
 
-def gpu_numbers(host: Host) -> dict[Bdf, int]:
+def number_gpus(host: Host) -> dict[Bdf, int]:
     """Number the GPUs in host order; virtual functions are not counted."""
     gpus = list(host.whole_gpus)
     return {gpu.bdf: number for number, gpu in enumerate(gpus)}
@@ -242,14 +242,14 @@ def format_link(link: PciLink | None) -> str | None:
     """
     if link is None:
         return None
-    speed = _current_of_maximum(link.current_gt_per_s, link.max_gt_per_s, "", " GT/s")
-    width = _current_of_maximum(link.current_width, link.max_width, "x", "")
+    speed = _format_current(link.current_gt_per_s, link.max_gt_per_s, "", " GT/s")
+    width = _format_current(link.current_width, link.max_width, "x", "")
     if speed is None or width is None:
         return speed or width
     return f"{speed}{', ' if ' of ' in speed + width else ' '}{width}"
 
 
-def device_model(device: PciDevice) -> str | None:
+def find_device_model(device: PciDevice) -> str | None:
     """Return the short name of a device; for GPUs, NICs and NVSwitches the common name, in brackets
     in the PCI ids list. Without a name the vendor and the ids; None if the source has neither."""
     if not device.name:
@@ -266,7 +266,7 @@ def device_model(device: PciDevice) -> str | None:
     return inside if inside and ":" not in inside else name
 
 
-def card_title(card: DeviceCard, gpu_number: int | None, short: bool) -> str:
+def format_card_title(card: DeviceCard, gpu_number: int | None, short: bool) -> str:
     """Return kind, number and address of a card, such as "GPU3 5d:00.0" or "NIC 1a:00.0-1"."""
     device = card.device
     name = KIND_NAMES[device.kind]
@@ -281,7 +281,7 @@ def card_title(card: DeviceCard, gpu_number: int | None, short: bool) -> str:
     return f"{name} {address}"
 
 
-def card_extras(card: DeviceCard) -> tuple[str, ...]:
+def format_card_extras(card: DeviceCard) -> tuple[str, ...]:
     """Return the other functions of a card: of other kinds, virtual functions and parts."""
     device = card.device
     extras = [
@@ -322,7 +322,7 @@ def _format_parts(device: PciDevice) -> Iterator[str]:
         yield printable(device.memory_partition_mode)
 
 
-def _current_of_maximum(
+def _format_current(
     current: float | None, maximum: float | None, before: str, after: str
 ) -> str | None:
     if current is None and maximum is None:
@@ -371,7 +371,7 @@ def format_links(host: Host) -> tuple[str, ...]:
     return tuple(lines)
 
 
-def peer_links(host: Host) -> dict[Bdf, str]:
+def format_peer_links(host: Host) -> dict[Bdf, str]:
     """Describe each device's links in a few words: "NVLink x18 to 7". Counts are not summed over
     peers: links through NVSwitches are shared by all peers."""
     counts: dict[tuple[Bdf, LinkKind], list[int | None]] = {}
@@ -392,7 +392,7 @@ class _DeviceNames:
     """Names of devices in links: GPUs by number, other devices by kind and address."""
 
     def __init__(self, host: Host) -> None:
-        self.gpus = gpu_numbers(host)
+        self.gpus = number_gpus(host)
         self.kinds = {device.bdf: device.kind for device in host.pci_devices}
         self.short = has_short_addresses(host)
 

@@ -38,7 +38,7 @@ class EffectGroup(Struct, frozen=True):
     rows: tuple[EffectRow, ...]
 
 
-def effect_dots(title: str, groups: Sequence[EffectGroup], equal: str) -> str:
+def draw_effect_dots(title: str, groups: Sequence[EffectGroup], equal: str) -> str:
     """Return the SVG of these groups on one axis; larger values are right of the line. equal: the
     text below the line."""
     canvas = SvgCanvas.start_chart(title)

@@ -9,7 +9,7 @@ from homenode.cpuset import CpuSet, NodeIndex
 from homenode.doc import Commands, Doc, Part, Section, Table, Text
 from homenode.findings import Rejection, format_gaps
 from homenode.machine.topology import Host
-from homenode.show.plan_text import finding_lines, format_plan
+from homenode.show.plan_text import format_finding_lines, format_plan
 from homenode.text import format_cpus, format_nodes, format_subjects, number_list, plural
 from homenode.units import KIB, MIB, format_bytes, format_limit
 from homenode.vm.layout import Pinning
@@ -41,11 +41,11 @@ def explain_sections(plan: Plan, host: Host | None) -> tuple[Section, ...]:
         _format_topology(plan),
         _format_devices(plan, host),
         _format_pages(plan, host),
-        _kernel_parameters(plan, host),
+        _build_kernel_parameters(plan, host),
         _format_apertures(plan),
         _make_section("Changes in the guest", plan.consequences),
         _make_section(
-            "Findings", [f"{f.severity}: {finding_lines((f,))[0]}" for f in plan.findings]
+            "Findings", [f"{f.severity}: {format_finding_lines((f,))[0]}" for f in plan.findings]
         ),
         _make_section("Unknown", format_gaps(plan.gaps)),
     )
@@ -229,7 +229,7 @@ def _format_pages(plan: Plan, host: Host | None) -> Section:
         directory = f"/sys/devices/system/node/node{node}/hugepages/hugepages-{page_bytes // KIB}kB"
         file = f"{directory}/nr_hugepages"
         missing = pages if free is None else pages - free
-        total = _pool_pages(host, node, page_bytes)
+        total = _count_pool_pages(host, node, page_bytes)
         count_text = f"$(( $(cat {file}) + {missing} ))" if total is None else str(total + missing)
         commands.append(f"echo {count_text} > {file}")
     lines: tuple[str, ...] = ()
@@ -245,7 +245,7 @@ def _format_pages(plan: Plan, host: Host | None) -> Section:
     return _make_section("Huge pages", lines, table if rows else None, tuple(commands))
 
 
-def _kernel_parameters(plan: Plan, host: Host | None) -> Section:
+def _build_kernel_parameters(plan: Plan, host: Host | None) -> Section:
     """Kernel parameters for what the plan needs from every boot on: huge pages, and CPUs without
     the host's own work.
 
@@ -254,7 +254,7 @@ def _kernel_parameters(plan: Plan, host: Host | None) -> Section:
     """
     pools: dict[int, list[str]] = {}
     for node, page_bytes, pages, free in plan.page_reservations:
-        total = _pool_pages(host, node, page_bytes)
+        total = _count_pool_pages(host, node, page_bytes)
         if total is not None:
             pages = total + max(0, pages - (free or 0))
         pools.setdefault(page_bytes, []).append(f"{node}:{pages}")
@@ -280,7 +280,7 @@ def _kernel_parameters(plan: Plan, host: Host | None) -> Section:
     return _make_section("Kernel parameters", lines if parameters else (), commands=parameters)
 
 
-def _pool_pages(host: Host | None, index: NodeIndex, page_bytes: int) -> int | None:
+def _count_pool_pages(host: Host | None, index: NodeIndex, page_bytes: int) -> int | None:
     """Return the pages of that size in the node's pool; None if unknown."""
     node = None if host is None else host.find_node(index)
     if node is None:

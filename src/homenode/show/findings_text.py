@@ -12,8 +12,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from homenode.check.verify.guest_checks import Check
 from homenode.doc import Doc, Part, Span, Text, format_plain
 from homenode.findings import Finding, Findings, Severity, find_texts
-from homenode.text import first_few, number_list, plural
-from homenode.units import whole_number
+from homenode.text import number_list, plural, shorten_list
+from homenode.units import parse_whole
 
 _LOOKS = {
     Severity.CRITICAL: "critical",
@@ -51,7 +51,7 @@ def format_findings(
     rows = _list_labels(findings, explain, has_table=bool(table))
     rows |= {label: text for label, text in (labels or {}).items() if text}
     shown = [f for f in findings.findings if explain or f.severity in _BAD]
-    groups = list(_equal_findings(shown).values()) if explain else group_findings(shown)
+    groups = list(_group_equal_findings(shown).values()) if explain else group_findings(shown)
     first = Text(_answer(findings, subject, answer), "bold")
     used = 1 + _count_lines(table) + bool(table) + _count_lines(format_labels(rows))
     parts: list[Part] = [first, *((Text(""), *table) if table else ())]
@@ -83,7 +83,7 @@ def format_labels(rows: Mapping[str, str]) -> tuple[Text, ...]:
     )
 
 
-def _equal_findings(findings: Iterable[Finding]) -> dict[tuple[str, ...], list[Finding]]:
+def _group_equal_findings(findings: Iterable[Finding]) -> dict[tuple[str, ...], list[Finding]]:
     equal: dict[tuple[str, ...], list[Finding]] = {}
     for finding in findings:
         key = (finding.id, str(finding.severity), finding.expected, finding.observed)
@@ -94,7 +94,7 @@ def _equal_findings(findings: Iterable[Finding]) -> dict[tuple[str, ...], list[F
 def group_findings(findings: Iterable[Finding]) -> list[Group]:
     """Group equal findings; three or more of one id with different values are one block too."""
     groups_of: dict[tuple[str, ...], list[list[Finding]]] = {}
-    for key, group in _equal_findings(findings).items():
+    for key, group in _group_equal_findings(findings).items():
         groups_of.setdefault(key[:2], []).append(group)
     blocks: list[Group] = []
     for groups in groups_of.values():
@@ -113,7 +113,7 @@ def format_subjects(group: Group) -> str:
     if not noun or " " in noun:
         return _name_some(subjects)
     names = [subject.rpartition(" ")[2] for subject in subjects]
-    numbers = [number for number in map(whole_number, names) if number is not None]
+    numbers = [number for number in map(parse_whole, names) if number is not None]
     text = number_list(numbers) if len(numbers) == len(names) else _name_some(names)
     if noun.endswith("s"):
         return f"{noun} {text}"  # each subject names several already
@@ -123,7 +123,7 @@ def format_subjects(group: Group) -> str:
 def _name_some(names: Sequence[str]) -> str:
     if len(names) <= _NAMED:
         return f"{', '.join(names[:-1])} and {names[-1]}"
-    return first_few(names, 1)
+    return shorten_list(names, 1)
 
 
 def _answer(findings: Findings, subject: str, answer: str | None) -> str:
@@ -195,7 +195,7 @@ def _format_block(group: Group, explain: bool) -> Iterator[Text]:
         "found": finding.observed + mark.get("observed", ""),
         "cost": _find_shared_cost(group),
         "fix": find_shared_fix(group),
-        "source": first_few(dict.fromkeys(f.source for f in group), 1) if explain else None,
+        "source": shorten_list(dict.fromkeys(f.source for f in group), 1) if explain else None,
     }
     for label, value in values.items():
         if value:

@@ -64,7 +64,7 @@ class PackageFrame(Struct, frozen=True):
         return f"package{'s' * (len(self.packages) > 1)} {number_list(self.packages)}"
 
 
-def core_groups(host: Host, pus: CpuSet) -> tuple[CoreGroup, ...]:
+def list_core_groups(host: Host, pus: CpuSet) -> tuple[CoreGroup, ...]:
     """Group the cores of these CPUs by package, LLC and kind, ascending by CPU."""
     pu_of_index = {pu.index: pu for pu in host.pus}
     cores_of_llc: dict[int, int] = {}
@@ -90,7 +90,7 @@ def core_groups(host: Host, pus: CpuSet) -> tuple[CoreGroup, ...]:
     )
 
 
-def package_frames(host: Host, devices: Sequence[NodeDevices]) -> tuple[PackageFrame, ...]:
+def build_package_frames(host: Host, devices: Sequence[NodeDevices]) -> tuple[PackageFrame, ...]:
     """Return every node with CPUs, by package; CPUs of unknown node are a separate block."""
     devices_of_node = {group.node: group for group in devices}
     by_package: dict[tuple[PackageIndex, ...], list[NodeBlock]] = {}
@@ -98,14 +98,14 @@ def package_frames(host: Host, devices: Sequence[NodeDevices]) -> tuple[PackageF
     for node in host.nodes:
         if not node.pus:
             continue
-        groups = core_groups(host, node.pus)
+        groups = list_core_groups(host, node.pus)
         packages = tuple(sorted({g.package for g in groups if g.package is not None}))
         block = NodeBlock(node, groups, node.pus, devices_of_node.get(node.index))
         by_package.setdefault(packages, []).append(block)
         placed_pus |= node.pus
     unplaced_pus = CpuSet(pu for core in host.cores for pu in core.pus) - placed_pus
     if unplaced_pus:
-        groups = core_groups(host, unplaced_pus)
+        groups = list_core_groups(host, unplaced_pus)
         packages = tuple(sorted({g.package for g in groups if g.package is not None}))
         by_package.setdefault(packages, []).append(NodeBlock(None, groups, unplaced_pus, None))
     return tuple(
@@ -173,7 +173,7 @@ def _find_used_cores(domain: RunningDomain, core_at: Mapping[int, Core]) -> CpuS
     return CpuSet.union((*cores, *(pus for pus in other_pus if len(pus) < len(core_at))))
 
 
-def host_counts(host: Host) -> str:
+def format_host_counts(host: Host) -> str:
     """Return the host's counts in one line."""
     summary = summarise(host)
     counts = (
@@ -192,7 +192,7 @@ def host_counts(host: Host) -> str:
     return ", ".join(parts)
 
 
-def memory_parts(node: NumaNode) -> list[str]:
+def format_memory_parts(node: NumaNode) -> list[str]:
     """Describe a node's memory: size, free memory, huge pages."""
     if not node.memory_bytes:
         return ["memory unknown" if node.memory_bytes is None else "no memory"]
@@ -206,7 +206,7 @@ def memory_parts(node: NumaNode) -> list[str]:
     return parts
 
 
-def llc_parts(group: CoreGroup) -> list[str]:
+def format_llc_parts(group: CoreGroup) -> list[str]:
     """Describe a group's LLC: number, level and size."""
     if group.llc is None:
         return ["LLC unknown"]
@@ -234,7 +234,7 @@ def list_cpuless_nodes(host: Host) -> dict[str, list[int]]:
 
 
 def _name_node(node: NumaNode) -> str:
-    text = ", ".join(memory_parts(node)[:2])
+    text = ", ".join(format_memory_parts(node)[:2])
     if node.memory_kind is MemoryKind.GPU:
         text += f", memory of GPU {node.gpu}" if node.gpu is not None else ", GPU memory"
     elif node.memory_kind is MemoryKind.OTHER:

@@ -23,29 +23,29 @@ from homenode.show.device_groups import (
     NodeDevices,
     RootComplexGroup,
     SwitchGroup,
-    card_extras,
-    card_title,
-    device_model,
+    find_device_model,
     format_address,
+    format_card_extras,
+    format_card_title,
     format_divisions,
     format_link,
     format_links,
-    gpu_numbers,
     group_by_node,
     has_short_addresses,
+    number_gpus,
 )
 from homenode.show.host_groups import (
     KIND_WORDS,
     CoreGroup,
     NodeBlock,
-    core_groups,
+    build_package_frames,
+    format_host_counts,
+    format_llc_parts,
+    format_memory_parts,
     format_settings,
-    host_counts,
+    list_core_groups,
     list_cpuless_nodes,
-    llc_parts,
     memory_nodes,
-    memory_parts,
-    package_frames,
 )
 from homenode.text import format_cpus, format_nodes, number_list, plural
 from homenode.units import format_bytes
@@ -74,7 +74,7 @@ def format_host(host: Host) -> Doc:
         "NVSwitch": _format_switches(host),
         "memory": [_memory_line(host)],
         "host": [_format_software(host)],
-        "nodes": _memory_nodes(host),
+        "nodes": _format_memory_nodes(host),
         "distances": [_format_distance(host)],
         "VMs": [_Branches(host).format_domain(domain) for domain in host.domains],
         "assumed": [f"described, not captured; {assumptions}: --explain"] if host.assumed else [],
@@ -90,7 +90,7 @@ def format_host(host: Host) -> Doc:
         for label, texts in lines.items()
         for number, text in enumerate(_shorten(texts))
     ]
-    line = f"{host.name}: {host_counts(host)}"
+    line = f"{host.name}: {format_host_counts(host)}"
     while len(line) > _MAX_HEAD and ", " in line:
         line = line.rpartition(", ")[0]  # without the NICs and GPUs, which have labels and rows
     head = Text(line, "bold")
@@ -111,7 +111,7 @@ def _shorten(texts: Sequence[str]) -> list[str]:
 def _build_node_table(host: Host) -> Table:
     """Return a row for each node with CPUs; empty columns are omitted."""
     placed_nodes = [(at, node) for at, node in enumerate(host.nodes) if node.pus]
-    names = gpu_numbers(host)
+    names = number_gpus(host)
     matrix = host.distances if 1 < len(placed_nodes) <= _MAX_NODES else None
     rows = []
     for at, node in placed_nodes:
@@ -120,7 +120,7 @@ def _build_node_table(host: Host) -> Table:
         gpus = [names[device.bdf] for device in functions if device.bdf in names]
         nics = sum(device.kind is DeviceKind.NIC for device in functions)
         distances = [str(matrix[at][to]) for to, _ in placed_nodes] if matrix else []
-        groups = core_groups(host, node.pus)
+        groups = list_core_groups(host, node.pus)
         rows.append(
             (
                 str(node.index),
@@ -182,7 +182,7 @@ def _list_cards(groups: Iterable[NodeDevices]) -> Iterator[tuple[SwitchGroup, De
 
 def _build_gpu_table(host: Host, groups: Sequence[NodeDevices]) -> Table:
     """Return a row per GPU with its switch's devices; if many, a row for equal GPUs of a node."""
-    numbers, short = gpu_numbers(host), has_short_addresses(host)
+    numbers, short = number_gpus(host), has_short_addresses(host)
     gpus_of: dict[tuple[str, ...], list[Bdf]] = {}
     for switch, card in _list_cards(groups):
         device = card.device
@@ -193,7 +193,7 @@ def _build_gpu_table(host: Host, groups: Sequence[NodeDevices]) -> Table:
                 on_switch = () if switch.switch is None else switch.cards
                 beside = [
                     ", ".join(
-                        card_title(other, None, short).rpartition(" ")[2]
+                        format_card_title(other, None, short).rpartition(" ")[2]
                         for other in on_switch
                         if other.device.kind is kind
                     )
@@ -217,7 +217,7 @@ def _build_gpu_table(host: Host, groups: Sequence[NodeDevices]) -> Table:
 
 def _format_parts(host: Host, groups: Sequence[NodeDevices]) -> list[str]:
     """Return the parts of each divided GPU."""
-    numbers = gpu_numbers(host)
+    numbers = number_gpus(host)
     return [
         f"gpu{numbers[card.device.bdf]}: {', '.join(parts)}"
         for _, card in _list_cards(groups)
@@ -240,8 +240,8 @@ def _format_cpu(host: Host) -> str:
 
 def _format_gpus(host: Host) -> list[str]:
     """Count the GPUs of each model, with the links between them."""
-    gpus = [device for device in host.pci_devices if device.bdf in gpu_numbers(host)]
-    models = Counter(device_model(device) or "of unknown model" for device in gpus)
+    gpus = [device for device in host.pci_devices if device.bdf in number_gpus(host)]
+    models = Counter(find_device_model(device) or "of unknown model" for device in gpus)
     first = ", ".join(f"{count} {model}" for model, count in models.items())
     between_all = f": GPUs 0-{len(gpus) - 1}, every pair"
     links = [line.replace(between_all, " between all pairs") for line in format_links(host)]
@@ -255,7 +255,7 @@ def _format_nics(groups: Sequence[NodeDevices]) -> list[str]:
     counts: dict[tuple[str, str, bool], int] = {}
     for card in (card for _, card in _list_cards(groups) if card.device.kind is DeviceKind.NIC):
         ports = [f for f in card.functions if f.kind is DeviceKind.NIC]
-        model = device_model(card.device) or "of unknown model"
+        model = find_device_model(card.device) or "of unknown model"
         key = (model, format_link(card.device.link) or "link unknown", len(ports) > 1)
         counts[key] = counts.get(key, 0) + len(ports)
     texts = [
@@ -294,7 +294,7 @@ def _memory_line(host: Host) -> str:
     return ", ".join(parts)
 
 
-def _memory_nodes(host: Host) -> list[str]:
+def _format_memory_nodes(host: Host) -> list[str]:
     """List the nodes without CPUs by kind of memory."""
     same_size: dict[str, list[int]] = {}
     for node in host.nodes:
@@ -328,9 +328,9 @@ def _format_software(host: Host) -> str:
     return ", ".join(parts)
 
 
-def host_tree(host: Host) -> Doc:
+def build_host_tree(host: Host) -> Doc:
     """Return the complete host: counts, packages, devices, links, users, distances, gaps."""
-    head = (Span(host.name, "bold"), f": {host_counts(host)}")
+    head = (Span(host.name, "bold"), f": {format_host_counts(host)}")
     tree = Tree(head, tuple(_Branches(host).build_branches()))
     gaps = [Text(str(gap), indent=2) for gap in host.gaps]
     count = [Text(f"{plural(len(gaps), 'unknown fact')}:", "bold")] if gaps else []
@@ -343,7 +343,7 @@ class _Branches:
     def __init__(self, host: Host) -> None:
         self.host = host
         self.devices = group_by_node(host, everything=True)
-        self.gpus = gpu_numbers(host)
+        self.gpus = number_gpus(host)
         self.short = has_short_addresses(host)
         self.memory_of = memory_nodes(host)
         self.user_of = {
@@ -359,7 +359,7 @@ class _Branches:
             yield Tree(cpu)
         for name, pus in _list_marked_cpus(host):
             yield Tree(f"{name}: CPUs {pus}")
-        frames = package_frames(host, self.devices)
+        frames = build_package_frames(host, self.devices)
         for frame in frames:
             blocks = (self._build_node(block, len(frame.packages) > 1) for block in frame.blocks)
             yield Tree(Span(frame.name, "bold"), tuple(blocks))
@@ -414,8 +414,8 @@ class _Branches:
 
     def _format_device(self, card: DeviceCard) -> Words:
         device = card.device
-        title = card_title(card, self.gpus.get(device.bdf), self.short)
-        parts = [device_model(device), format_link(device.link), *card_extras(card)]
+        title = format_card_title(card, self.gpus.get(device.bdf), self.short)
+        parts = [find_device_model(device), format_link(device.link), *format_card_extras(card)]
         if device.kind is DeviceKind.BRIDGE and device.bridge is not None:
             parts.insert(0, device.bridge.port_type.value)
         parts += [f"its memory is node {node}" for node in self.memory_of.get(device.bdf, ())]
@@ -473,12 +473,12 @@ def _list_marked_cpus(host: Host) -> list[tuple[str, CpuSet]]:
 
 
 def _format_memory(node: NumaNode) -> str:
-    memory = ", ".join(memory_parts(node))
+    memory = ", ".join(format_memory_parts(node))
     return f"memory {memory}" if node.memory_bytes else memory
 
 
 def _format_llc(group: CoreGroup, name_package: bool) -> str:
-    name, *cache = llc_parts(group)
+    name, *cache = format_llc_parts(group)
     text = ", ".join(filter(None, (name, " ".join(cache))))
     if name_package and group.package is not None:
         text += f", package {group.package}"

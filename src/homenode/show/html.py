@@ -20,7 +20,7 @@ SIGNED_END = b"\n% homenode\n"
 """The mark at the end of homenode's PDFs; their beginning is compressed."""
 
 
-def html_page(doc: Doc) -> str:
+def render_page(doc: Doc) -> str:
     """Return the document as a page without network requests. Its policy allows only its own style
     sheet and script, by digest."""
     style = (
@@ -37,12 +37,12 @@ def html_page(doc: Doc) -> str:
     return _render(doc, style=style, script=script, policy=policy, paper=False)
 
 
-def html_for_paper(doc: Doc) -> str:
+def render_paper_html(doc: Doc) -> str:
     """Return the document for printing: without script, nothing folded."""
     return _render(doc, style=_read_template("paper.css"), script="", policy="", paper=True)
 
 
-def pdf_pages(html: str) -> bytes:
+def render_pdf(html: str) -> bytes:
     """Return a report as PDF. Raises HostError without WeasyPrint. Every URL in the document is
     rejected, so nothing is fetched."""
     try:

@@ -13,14 +13,14 @@ from homenode.show.device_groups import (
     NodeDevices,
     RootComplexGroup,
     SwitchGroup,
-    card_extras,
-    card_title,
-    device_model,
+    find_device_model,
     format_address,
+    format_card_extras,
+    format_card_title,
     format_link,
-    gpu_numbers,
+    format_peer_links,
     has_short_addresses,
-    peer_links,
+    number_gpus,
 )
 from homenode.show.host_groups import memory_nodes
 from homenode.show.svg_canvas import CELL_COLOURS, SvgCanvas, wrap
@@ -53,9 +53,9 @@ class DeviceFacts(Struct, frozen=True):
         return f"{kind}{number} {format_address(bdf, self.short)}"
 
 
-def device_facts(host: Host, plan: Plan | None) -> DeviceFacts:
+def collect_device_facts(host: Host, plan: Plan | None) -> DeviceFacts:
     return DeviceFacts(
-        gpus=gpu_numbers(host),
+        gpus=number_gpus(host),
         short=has_short_addresses(host),
         planned={} if plan is None else {device.bdf: device for device in plan.vm.hostdevs},
         used_by={
@@ -66,7 +66,7 @@ def device_facts(host: Host, plan: Plan | None) -> DeviceFacts:
         },
         memory_nodes=memory_nodes(host),
         c2c_nodes={link.a: link.b_node for link in host.links if link.b_node is not None},
-        peers=peer_links(host),
+        peers=format_peer_links(host),
         kinds={device.bdf: device.kind for device in host.pci_devices},
     )
 
@@ -90,7 +90,7 @@ def draw_devices(
     at_x, at_y, row_height = x + start, y + _DROP, 0.0
     trunk_end = y
     for group in devices.complexes:
-        box_width, box_height = _complex_size(group, facts, card_width, columns)
+        box_width, box_height = _compute_complex_size(group, facts, card_width, columns)
         if at_x > x + start and at_x + box_width > x + width + 0.01:
             at_x, at_y, row_height = x + start, at_y + row_height + _GAP + _DROP, 0.0
         if hangs:
@@ -116,11 +116,11 @@ def draw_devices(
     return bottom - y
 
 
-def _complex_size(
+def _compute_complex_size(
     group: RootComplexGroup, facts: DeviceFacts, card_width: float, columns: int
 ) -> tuple[float, float]:
     width, height, _ = _switch_places(group, facts, card_width, columns)
-    label = len(_complex_label(group, width)) * _LINE + 5
+    label = len(_format_complex_label(group, width)) * _LINE + 5
     return width + 2 * _PAD, label + height + _PAD
 
 
@@ -160,19 +160,19 @@ def _row_height(cards: Sequence[DeviceCard], facts: DeviceFacts, card_width: flo
 
 def _card_height(card: DeviceCard, facts: DeviceFacts, card_width: float) -> float:
     lines = len(_format_cards(card, facts, card_width))
-    return _band_height(card, facts, card_width) + _LINE * lines + 9
+    return _compute_band_height(card, facts, card_width) + _LINE * lines + 9
 
 
-def _band_height(card: DeviceCard, facts: DeviceFacts, card_width: float) -> float:
+def _compute_band_height(card: DeviceCard, facts: DeviceFacts, card_width: float) -> float:
     return 6 + 13 * len(_format_titles(card, facts, card_width))
 
 
 def _format_titles(card: DeviceCard, facts: DeviceFacts, card_width: float) -> tuple[str, ...]:
-    title = card_title(card, facts.gpus.get(card.device.bdf), facts.short)
+    title = format_card_title(card, facts.gpus.get(card.device.bdf), facts.short)
     return wrap(title, _TITLE_SIZE, card_width - 12, bold=True)
 
 
-def _complex_label(group: RootComplexGroup, width: float) -> tuple[str, ...]:
+def _format_complex_label(group: RootComplexGroup, width: float) -> tuple[str, ...]:
     text = printable(group.name)
     if group.other_functions:
         text += f" · +{plural(group.other_functions, 'other function')}"
@@ -195,13 +195,13 @@ def _format_cards(
     """Return the lines below a card's title, each with whether it is about the guest."""
     device = card.device
     texts: list[tuple[str, bool]] = [(text, True) for text in _format_guests(card, facts)]
-    model = device_model(device)
+    model = find_device_model(device)
     if model:
         texts.append((model, False))
     link = format_link(device.link)
     if link:
         texts.append((link, False))
-    texts += [(text, False) for text in card_extras(card)]
+    texts += [(text, False) for text in format_card_extras(card)]
     if device.bdf in facts.peers:
         texts.append((facts.peers[device.bdf], False))
     if device.bdf in facts.c2c_nodes:
@@ -242,10 +242,10 @@ def _draw_complex(
     corner: tuple[float, float],
 ) -> None:
     x, y = corner
-    width, height = _complex_size(group, facts, card_width, columns)
+    width, height = _compute_complex_size(group, facts, card_width, columns)
     canvas.draw_rect(x, y, width, height, "complex", radius=5)
     at_y = y + 5
-    for line in _complex_label(group, width - 2 * _PAD):
+    for line in _format_complex_label(group, width - 2 * _PAD):
         at_y += _LINE
         canvas.draw_text(x + _PAD, at_y - 2.5, line, _LABEL_SIZE, "dim")
     _, _, places = _switch_places(group, facts, card_width, columns)
@@ -302,7 +302,7 @@ def _draw_card(
             band, ink = "host-thread", "on-host-thread"
     elif any(function.bdf in facts.used_by for function in card.functions):
         canvas.draw_rect(x, y + height - 6, width, 6, "card", radius=2, fill="taken")
-    band_height = _band_height(card, facts, width)
+    band_height = _compute_band_height(card, facts, width)
     canvas.draw_rect(x, y, width, band_height, band, radius=4)
     for number, line in enumerate(_format_titles(card, facts, width)):
         canvas.draw_text(x + 6, y + 13.5 + 13 * number, line, _TITLE_SIZE, ink, bold=True)

@@ -13,8 +13,8 @@ from homenode.show.host_groups import (
     CpuUse,
     NodeBlock,
     PackageFrame,
-    llc_parts,
-    memory_parts,
+    format_llc_parts,
+    format_memory_parts,
 )
 from homenode.show.map_devices import DeviceFacts, draw_devices
 from homenode.show.svg_canvas import CELL_COLOURS, MIN_TEXT_SIZE, SvgCanvas, text_width, wrap
@@ -77,7 +77,7 @@ def draw_core_groups(
     columns = _choose_columns(groups, size, width)
     at_x, at_y, row_height = x, y, 0.0
     for group in groups:
-        cell = _core_size(group, size)
+        cell = _compute_core_size(group, size)
         threads = max(len(core.pus) for core in group.cores)
         across = min(columns, len(group.cores))
         cores_width = across * (cell[0] + _CORE_GAP) - _CORE_GAP
@@ -113,7 +113,7 @@ def _draw_core(
     place: tuple[float, float, int],
 ) -> None:
     x, y, threads = place
-    across, _ = _threads_grid(threads)
+    across, _ = _choose_threads_grid(threads)
     for position, pu in enumerate(core.pus):
         column, row = position % across, position // across
         box = (x + column * size.width, y + row * size.height)
@@ -181,11 +181,11 @@ def _draw_pu(
     )
 
 
-def rows_of_cores(groups: Sequence[CoreGroup], size: CellSize, width: float) -> int:
+def count_core_rows(groups: Sequence[CoreGroup], size: CellSize, width: float) -> int:
     if not groups:
         return 0
     columns = _choose_columns(groups, size, width)
-    frame = max(columns * (_core_size(groups[0], size)[0] + _CORE_GAP), 110.0) + 2 * _EDGE
+    frame = max(columns * (_compute_core_size(groups[0], size)[0] + _CORE_GAP), 110.0) + 2 * _EDGE
     neighbours = max(1, int((width + _SPACE) // (frame + _SPACE)))
     largest = max(len(group.cores) for group in groups)
     return -(-len(groups) // neighbours) * -(-largest // columns)
@@ -194,8 +194,8 @@ def rows_of_cores(groups: Sequence[CoreGroup], size: CellSize, width: float) -> 
 def _choose_columns(groups: Sequence[CoreGroup], size: CellSize, width: float) -> int:
     """Return the cores per row of each group with the smallest total height."""
     largest = max(groups, key=lambda group: len(group.cores))
-    cell_width = max(_core_size(group, size)[0] for group in groups) + _CORE_GAP
-    cell_height = max(_core_size(group, size)[1] for group in groups) + _CORE_GAP
+    cell_width = max(_compute_core_size(group, size)[0] for group in groups) + _CORE_GAP
+    cell_height = max(_compute_core_size(group, size)[1] for group in groups) + _CORE_GAP
     maximum = max(1, int((width - 2 * _EDGE + _CORE_GAP) // cell_width))
     best: tuple[float, int, int] | None = None
     for rows in range(1, len(largest.cores) + 1):
@@ -210,16 +210,16 @@ def _choose_columns(groups: Sequence[CoreGroup], size: CellSize, width: float) -
     return best[2] if best else 1
 
 
-def _core_size(group: CoreGroup, size: CellSize) -> tuple[float, float]:
+def _compute_core_size(group: CoreGroup, size: CellSize) -> tuple[float, float]:
     return _core_box(max(len(core.pus) for core in group.cores), size)
 
 
 def _core_box(threads: int, size: CellSize) -> tuple[float, float]:
-    across, down = _threads_grid(threads)
+    across, down = _choose_threads_grid(threads)
     return across * size.width, down * size.height
 
 
-def _threads_grid(threads: int) -> tuple[int, int]:
+def _choose_threads_grid(threads: int) -> tuple[int, int]:
     """Return columns and rows of a core's CPUs: siblings in one column, in two from SMT4 on."""
     across = 1 if threads <= 3 else 2
     return across, -(-threads // across)
@@ -227,7 +227,7 @@ def _threads_grid(threads: int) -> tuple[int, int]:
 
 def _format_caption(group: CoreGroup, name_package: bool) -> tuple[str, ...]:
     package = [f"package {group.package}"] if name_package and group.package is not None else []
-    first = " · ".join((*package, *llc_parts(group)))
+    first = " · ".join((*package, *format_llc_parts(group)))
     second = []
     if group.kind is not None:
         second.append(KIND_WORDS[group.kind])
@@ -294,7 +294,7 @@ def choose_columns(frames: Sequence[PackageFrame]) -> tuple[int, int]:
     return min(len(frames), max(1, 4 // nodes_across)), nodes_across
 
 
-def core_space(width: float, across: int, nodes_across: int) -> float:
+def compute_core_space(width: float, across: int, nodes_across: int) -> float:
     """Return the width for cores in one node of a picture."""
     return _compute_widths(width, across, nodes_across)[1] - 20
 
@@ -376,7 +376,7 @@ def _draw_cell_chips(
     x, y, width = place
     at_x, at_y = x, y
     for cell, vcpus in sorted(vcpus_of_cell.items()):
-        text = f"{cell_name(scene.plan, cell)}: vCPUs {number_list(vcpus)}"
+        text = f"{format_cell_name(scene.plan, cell)}: vCPUs {number_list(vcpus)}"
         for line in wrap(text, 11, width - 14, bold=True):
             chip = text_width(line, 11, bold=True) + 14
             if at_x > x and at_x + chip > x + width:
@@ -388,7 +388,7 @@ def _draw_cell_chips(
     return at_y - y + _CHIP + 6 if vcpus_of_cell else 0.0
 
 
-def cell_name(plan: Plan, cell: int) -> str:
+def format_cell_name(plan: Plan, cell: int) -> str:
     """Return the title of a guest cell; without a number for a flat guest."""
     return "guest" if len(plan.cells) == 1 else f"guest cell {cell}"
 
@@ -401,7 +401,7 @@ def draw_memory(
 ) -> float:
     """Draw the node's memory as a bar, the plan's part in the cell's colour, both with text."""
     x, y, width = place
-    shares = guest_memory(plan, node.index)
+    shares = list_guest_memory(plan, node.index)
     total = node.memory_bytes
     at_y = y
     if total:
@@ -419,14 +419,14 @@ def draw_memory(
                 canvas.draw_rect(at_x, at_y + 2, part, 12, f"{look}{cell % CELL_COLOURS}")
                 at_x += part
         at_y += 14
-    lines = [" · ".join(memory_parts(node))]
+    lines = [" · ".join(format_memory_parts(node))]
     if plan is not None:
         for cell, share, exact in shares:
             cell_bytes = plan.cells[cell].memory_bytes
             lines.append(
-                f"{format_bytes(share)} for {cell_name(plan, cell)}"
+                f"{format_bytes(share)} for {format_cell_name(plan, cell)}"
                 if exact
-                else f"part of {cell_name(plan, cell)}'s {format_bytes(cell_bytes)}"
+                else f"part of {format_cell_name(plan, cell)}'s {format_bytes(cell_bytes)}"
             )
     for text in lines:
         for line in wrap(text, 10.5, width):
@@ -435,7 +435,7 @@ def draw_memory(
     return at_y - y + 2
 
 
-def guest_memory(plan: Plan | None, node: NodeIndex) -> tuple[tuple[int, int, bool], ...]:
+def list_guest_memory(plan: Plan | None, node: NodeIndex) -> tuple[tuple[int, int, bool], ...]:
     """Return (cell, bytes, exact) of guest memory on a node; equal shares of several nodes."""
     if plan is None or not plan.memory_nodes:
         return ()

@@ -7,17 +7,17 @@ from collections.abc import Iterator, Sequence
 
 from homenode.cpuset import CpuSet
 from homenode.doc import Doc, Part, Table, Text
-from homenode.findings import NO_VMS, Finding, Severity, unread_vms
+from homenode.findings import NO_VMS, Finding, Severity, list_unread_vms
 from homenode.machine.pci import DeviceKind
 from homenode.machine.topology import Host
 from homenode.text import (
     command_line,
-    first_few,
     format_cpus,
     format_nodes,
     format_subjects,
     number_list,
     plural,
+    shorten_list,
 )
 from homenode.units import format_bytes, format_limit
 from homenode.vm.layout import GuestCells, GuestPcie, format_layout
@@ -99,20 +99,20 @@ def answer_line(plan: Plan, host: Host | None) -> str:
     if plan.vm.memory_device_bytes:
         memory += f" and {format_bytes(plan.vm.memory_device_bytes)} in memory devices"
     sizes = [plural(plan.vm.vcpus, "vCPU"), memory]
-    devices, kind = _devices_to_count(plan, host)
+    devices, kind = _choose_counted(plan, host)
     nodes = {node for node in devices.values() if node is not None}
     if nodes and None not in devices.values() and nodes < set(plan.nodes):
         count_text = f"{plural(len(devices), kind)} on {format_nodes(nodes)}"
         return f"{head}: {', '.join(sizes)} {place}; {count_text}"
     sizes += [plural(len(devices), kind)] if devices else []
-    local = local_text(plan, host)
+    local = format_locality(plan, host)
     return f"{head}: {', '.join(sizes)} {place}{local and f'; {local}'}"
 
 
-def local_text(plan: Plan, host: Host | None) -> str:
+def format_locality(plan: Plan, host: Host | None) -> str:
     """Count the VM's GPUs, or its NICs without a GPU, on its nodes and on unknown ones; "" for
     none."""
-    devices, kind = _devices_to_count(plan, host)
+    devices, kind = _choose_counted(plan, host)
     if not devices or not plan.nodes:
         return ""
     local = sum(node in plan.nodes for node in devices.values())
@@ -121,9 +121,9 @@ def local_text(plan: Plan, host: Host | None) -> str:
     return f"{count} {kind}s local{f', {unknown} unknown' if unknown else ''}"
 
 
-def _devices_to_count(plan: Plan, host: Host | None) -> tuple[dict[int, int | None], str]:
-    gpus = _node_of_devices(plan, host, DeviceKind.GPU)
-    return (gpus, "GPU") if gpus else (_node_of_devices(plan, host, DeviceKind.NIC), "NIC")
+def _choose_counted(plan: Plan, host: Host | None) -> tuple[dict[int, int | None], str]:
+    gpus = _map_device_nodes(plan, host, DeviceKind.GPU)
+    return (gpus, "GPU") if gpus else (_map_device_nodes(plan, host, DeviceKind.NIC), "NIC")
 
 
 def plan_parts(
@@ -153,11 +153,11 @@ def format_unread(plan: Plan) -> tuple[str, ...]:
     """Report VMs that were not read: the plan may use their resources."""
     return tuple(
         f"{gap.subject}: {gap.reason}; their CPUs, memory and devices may be assigned to this VM"
-        for gap in unread_vms(plan.gaps)
+        for gap in list_unread_vms(plan.gaps)
     )
 
 
-def finding_lines(findings: Sequence[Finding]) -> tuple[str, ...]:
+def format_finding_lines(findings: Sequence[Finding]) -> tuple[str, ...]:
     """Return a line for each distinct finding with all its subjects: 16 GPUs may lack a node."""
     subjects: dict[tuple[str, str | None], list[str]] = {}
     for finding in findings:
@@ -224,7 +224,7 @@ def _format_effect(relaxation: Relaxation, plan: Plan, host: Host | None) -> str
             else _SHARED
         )
     if relaxation is Relaxation.UNEQUAL_CELLS:
-        return f"guest nodes of {_cell_sizes(plan)}"
+        return f"guest nodes of {_format_cell_sizes(plan)}"
     if relaxation is Relaxation.HOST_CORE:
         return "no core remains for the host"
     if relaxation is Relaxation.EMULATOR_CORE:
@@ -249,7 +249,7 @@ def _format_relaxed(relaxation: Relaxation, plan: Plan, host: Host | None) -> st
         elif "emulator-shares-vcpus" in shares:
             received_text += "; QEMU runs on the vCPUs' CPUs"
     if relaxation is Relaxation.UNEQUAL_CELLS:
-        received_text, topology = _cell_sizes(plan), plan.vm.cpu_topology
+        received_text, topology = _format_cell_sizes(plan), plan.vm.cpu_topology
         if topology is not None and topology.sockets > len(plan.cells):
             sockets = plural(topology.sockets, "socket")
             cores = plural(topology.dies * topology.cores, "core")
@@ -259,7 +259,7 @@ def _format_relaxed(relaxation: Relaxation, plan: Plan, host: Host | None) -> st
     return f"{constraint}: {received_text}"
 
 
-def _cell_sizes(plan: Plan) -> str:
+def _format_cell_sizes(plan: Plan) -> str:
     sizes = [str(len(cell.vcpus)) for cell in plan.cells if cell.vcpus]
     return f"{', '.join(sizes[:-1])} and {sizes[-1]} vCPUs"
 
@@ -272,7 +272,7 @@ def _list_shared_cores(plan: Plan, host: Host) -> list[tuple[CpuSet, list[int]]]
     return [(pus, vcpus) for pus, vcpus in vcpus_of_core.items() if len(vcpus) > 1]
 
 
-def _node_of_devices(plan: Plan, host: Host | None, kind: DeviceKind) -> dict[int, int | None]:
+def _map_device_nodes(plan: Plan, host: Host | None, kind: DeviceKind) -> dict[int, int | None]:
     """Return the host node of each device of a kind that the VM has, by device number."""
     bdfs = {device.bdf for device in plan.vm.hostdevs}
     devices = () if host is None else host.devices_of_kind(kind)
@@ -280,7 +280,7 @@ def _node_of_devices(plan: Plan, host: Host | None, kind: DeviceKind) -> dict[in
 
 
 def _build_cells_table(plan: Plan, host: Host | None) -> Table:
-    gpus = _node_of_devices(plan, host, DeviceKind.GPU)
+    gpus = _map_device_nodes(plan, host, DeviceKind.GPU)
     is_flat = plan.layout.cells is GuestCells.SINGLE
     rows, away = [], dict(gpus)
     for cell in plan.cells:
@@ -312,7 +312,7 @@ def _list_labels(
     plan: Plan, host: Host | None, reasons: Sequence[str], order: str
 ) -> Iterator[tuple[str, str]]:
     """Yield (label, line), in the order of every screen."""
-    for line in finding_lines(select_findings(plan, Severity.CRITICAL)):
+    for line in format_finding_lines(select_findings(plan, Severity.CRITICAL)):
         yield "critical", line
     for line in reasons or (f"{format_layout(plan.layout)}, as requested",):
         yield "layout", line
@@ -331,7 +331,7 @@ def _list_labels(
         before.append(f"memlock {format_limit(plan.aperture.memlock_bytes)}")
     if before:
         yield "before", "; ".join(before)
-    for line in finding_lines(select_findings(plan, Severity.WARNING)):
+    for line in format_finding_lines(select_findings(plan, Severity.WARNING)):
         yield "warning", line
     covered_ids = [id_ for relaxation in plan.relaxations for id_ in _RELAXED[relaxation][2]]
     fixes = [f for f in plan.findings if f.id in covered_ids and f.fix]
@@ -340,7 +340,7 @@ def _list_labels(
         yield "fix", str(fixes[0].fix)
     can_show = has_feature(plan.kept_of, Feature.DEVICE_CELLS)
     if can_show and plan.layout.pcie is GuestPcie.KEEP and len(plan.nodes) > 1:
-        nodes = set(_node_of_devices(plan, host, DeviceKind.GPU).values())
+        nodes = set(_map_device_nodes(plan, host, DeviceKind.GPU).values())
         if nodes - {None}:
             yield "caveat", "numa_node of the guest's GPUs is -1; --layout pin-numa-pci sets it"
     infos = dict.fromkeys(finding.id for finding in select_findings(plan, Severity.INFO))
@@ -350,7 +350,7 @@ def _list_labels(
         yield "not read", line
     unknown = [*_format_unknown(plan)]
     if unknown:
-        yield "unknown", f"{first_few(unknown, MAX_UNKNOWN, '; ')}"
+        yield "unknown", f"{shorten_list(unknown, MAX_UNKNOWN, '; ')}"
 
 
 def _format_host(plan: Plan, host: Host) -> str:
@@ -404,7 +404,7 @@ def _format_unknown(plan: Plan) -> Iterator[str]:
     """Yield the facts that could have changed the plan, grouped by reason."""
     if any(free is None for *_, free in plan.page_reservations):
         yield "free huge pages"
-    hidden_vms = set(unread_vms(plan.gaps))
+    hidden_vms = set(list_unread_vms(plan.gaps))
     subjects: dict[str, list[str]] = {}
     for gap in dict.fromkeys(plan.gaps):
         if gap not in hidden_vms and gap.subject != NO_VMS:

@@ -46,7 +46,7 @@ from homenode.measure.options import BenchOutcome
 from homenode.measure.results.placement_states import parse_latency_ns
 from homenode.measure.run_directory import RunRecord
 from homenode.metrics import METRICS, find_metric
-from homenode.text import command_line, first_few, format_duration, plural
+from homenode.text import command_line, format_duration, plural, shorten_list
 from homenode.units import format_bytes
 from homenode.vm.layout import PRESETS
 
@@ -165,7 +165,7 @@ def format_comparison(comparison: RecommendedComparison, *, everything: bool = F
             Section(format_answer(name, answers), (Text(""), *table, *reasons), look="bold")
         )
     if everything or not is_shown:
-        parts += _effect_tables(comparison, everything)
+        parts += _build_effect_tables(comparison, everything)
         parts.append(Section("", tuple(_format_caveats(comparison.caveats))))
     parts += build_power_table(comparison.power)
     if everything:
@@ -185,13 +185,13 @@ def _skipped_texts(gaps: Iterable[Gap]) -> Iterator[str]:
     subjects: dict[str, list[str]] = {}
     for gap in gaps:
         subjects.setdefault(gap.reason, []).append(gap.subject)
-    yield from (f"{first_few(names, 1)}: {reason}" for reason, names in subjects.items())
+    yield from (f"{shorten_list(names, 1)}: {reason}" for reason, names in subjects.items())
 
 
 def _build_objective_rows(answers: Sequence[Recommendation], everything: bool) -> Table | None:
     """Return a row per objective, a column per layout; None without results of two layouts."""
     layouts = sorted(sorted(_list_labels(answers)), key=lambda name: [*PRESETS, name].index(name))
-    shown = list(_shown_results(answers, everything))
+    shown = list(_list_shown_results(answers, everything))
     units = {result.unit for answer, metric in shown for result in answer.list_results(metric)}
     # Values of a pair have units, and their change has a column.
     is_pair = len(layouts) == 2 and all(len(format_value(1, unit)) < _WIDE for unit in units)
@@ -225,7 +225,7 @@ def _list_labels(answers: Sequence[Recommendation]) -> set[str]:
     return {result.alternative for answer in answers for result in answer.results}
 
 
-def _shown_results(
+def _list_shown_results(
     answers: Sequence[Recommendation], everything: bool
 ) -> Iterator[tuple[Recommendation, str]]:
     """Yield objectives with metrics that have two results, answered ones first; without everything
@@ -246,7 +246,7 @@ def _format_reasons(
     lines: list[tuple[str, str, str]] = []
     objectives_of_rule: dict[str, list[str]] = {}
     blocked_answers = [answer for answer in answers if answer.is_blocked]
-    shown_objectives = {answer.objective for answer, _ in _shown_results(answers, everything)}
+    shown_objectives = {answer.objective for answer, _ in _list_shown_results(answers, everything)}
     for answer in sorted(answers, key=lambda answer: not answer.tells):
         is_listed = everything or answer.objective in shown_objectives or not answer.results
         if answer in blocked_answers[1:] or not is_listed or not (answer.results or answer.reasons):
@@ -282,13 +282,13 @@ def _format_reasons(
     links_first = sorted(caveats, key=lambda caveat: caveat.id != SLOW_IN_ONE)
     texts = list(dict.fromkeys(_select_caveats(links_first, answers, everything)))
     if not everything:
-        texts = [first_few(texts, _MAX_CAVEATS, "; ")] if texts else []
+        texts = [shorten_list(texts, _MAX_CAVEATS, "; ")] if texts else []
     lines += [("caveat", text, "") for text in texts]
     if not everything and answers[0] is comparison.recommendations[0]:
         lines += [("not read", line, "warn") for line in _skipped_texts(comparison.skipped)]
     sources = dict.fromkeys(s for answer in answers if everything for s in answer.sources)
     lines += [("source", source, "dim") for source in sources]
-    command = _next_trial(answers)
+    command = _format_next_trial(answers)
     labels = [label for label, _, _ in lines] + (["next"] if command else [])
     width = max(map(len, labels), default=0) + 2
     for label, text, look in lines:
@@ -353,7 +353,7 @@ def _select_caveats(
             yield caveat.detail + fix
 
 
-def _next_trial(answers: Sequence[Recommendation]) -> str:
+def _format_next_trial(answers: Sequence[Recommendation]) -> str:
     """Return the trial that would answer open questions: layouts compared, and layouts to add."""
     levels = (EvidenceLevel.MEASURED, EvidenceLevel.NO_DIFFERENCE)
     open_answers = [answer for answer in answers if answer.level not in levels and answer.results]
@@ -368,7 +368,7 @@ def _next_trial(answers: Sequence[Recommendation]) -> str:
     return command_line(*words) if len(layouts) > 1 else ""
 
 
-def _effect_tables(comparison: RecommendedComparison, everything: bool) -> Iterator[Part]:
+def _build_effect_tables(comparison: RecommendedComparison, everything: bool) -> Iterator[Part]:
     pairs: dict[tuple[str, str, str], list[Effect]] = {}
     for effect in comparison.effects:
         pairs.setdefault((effect.system, effect.alternative, effect.baseline), []).append(effect)

@@ -257,7 +257,7 @@ PRESET_SERIES = {
 }
 
 
-def series_number(label: str, position: int) -> int:
+def number_series(label: str, position: int) -> int:
     """Return the colour number of an alternative: fixed for presets, else by position."""
     return PRESET_SERIES.get(label, (position + 1) % SERIES)
 

@@ -28,7 +28,7 @@ from homenode.doc import (
     format_plain,
     spans,
 )
-from homenode.text import printable, printable_lines
+from homenode.text import escape_lines, printable
 
 _LONG, _SHORT = 24, 14  # least characters of a shortened name
 _LONG_SET = 20  # characters up to which a CPU set is printed in full
@@ -53,7 +53,7 @@ class PrintableConsole(Console):
             if segment.control or segment.text.isprintable():
                 yield segment
             else:
-                yield Segment(printable_lines(segment.text), segment.style)
+                yield Segment(escape_lines(segment.text), segment.style)
 
 
 def build_renderable(doc: Doc) -> RenderableType:

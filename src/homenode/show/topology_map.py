@@ -11,21 +11,21 @@ from homenode.machine.topology import Host
 from homenode.show.device_groups import NodeDevices, format_links, group_by_node
 from homenode.show.host_groups import (
     PackageFrame,
-    host_counts,
+    build_package_frames,
+    format_host_counts,
     list_cpuless_nodes,
-    package_frames,
     uses_of_pus,
 )
-from homenode.show.map_devices import DeviceFacts, device_facts, draw_devices
+from homenode.show.map_devices import DeviceFacts, collect_device_facts, draw_devices
 from homenode.show.map_nodes import (
     CellSize,
     Scene,
-    cell_name,
     cell_size,
     choose_columns,
-    core_space,
+    compute_core_space,
+    count_core_rows,
     draw_packages,
-    rows_of_cores,
+    format_cell_name,
 )
 from homenode.show.svg_canvas import CELL_COLOURS, PICTURE, SvgCanvas, read_css, text_width, wrap
 from homenode.text import format_cpus, format_nodes, plural
@@ -37,7 +37,7 @@ _MARGIN = 24.0
 _ZOOMS = (1.6, 1.5, 1.4, 1.3, 1.2, 1.15, 1.1, 1.05, 1.0)
 
 
-def topology_map(host: Host, plan: Plan | None = None) -> str:
+def draw_topology(host: Host, plan: Plan | None = None) -> str:
     """Return the SVG document of a host: packages, nodes, LLCs, cores, memory and devices; with a
     plan also vCPUs on their CPUs, guest memory, and devices by guest cell."""
     uses = uses_of_pus(host, plan)
@@ -45,9 +45,9 @@ def topology_map(host: Host, plan: Plan | None = None) -> str:
     if plan is not None:
         keep |= {device.bdf for device in plan.vm.hostdevs}
     devices = group_by_node(host, keep)
-    scene = Scene(host, plan, uses, device_facts(host, plan))
-    frames = package_frames(host, devices)
-    counts = host_counts(host)
+    scene = Scene(host, plan, uses, collect_device_facts(host, plan))
+    frames = build_package_frames(host, devices)
+    counts = format_host_counts(host)
     title = f"Topology of {host.name}"
     description = counts
     if plan is not None:
@@ -71,7 +71,7 @@ def topology_map(host: Host, plan: Plan | None = None) -> str:
         for_plan = draw_lines(canvas, [format_plan(plan)], (_MARGIN, y, width), 15)
         y += for_plan + 12
         y += draw_guest(canvas, scene, (_MARGIN, y, width)) + 14
-    size = _cell_size(scene, frames)
+    size = _choose_cell_size(scene, frames)
     y += draw_packages(canvas, frames, scene, size, (_MARGIN, y, width))
     y += 12 if frames else 0
     drawn_nodes = {block.node.index for frame in frames for block in frame.blocks if block.node}
@@ -88,7 +88,7 @@ def topology_map(host: Host, plan: Plan | None = None) -> str:
     return canvas.serialize(y + max(table, legend) + _MARGIN)
 
 
-def _cell_size(scene: Scene, frames: tuple[PackageFrame, ...]) -> CellSize:
+def _choose_cell_size(scene: Scene, frames: tuple[PackageFrame, ...]) -> CellSize:
     """Return the largest CPU boxes that need no more rows of cores than the smallest."""
     planned = scene.plan is not None and bool(scene.plan.vcpu_pins)
     sizes = [cell_size(scene.host, scene.uses, planned, zoom) for zoom in _ZOOMS]
@@ -97,9 +97,9 @@ def _cell_size(scene: Scene, frames: tuple[PackageFrame, ...]) -> CellSize:
     across, nodes_across = choose_columns(frames)
     blocks = [block for frame in frames for block in frame.blocks]
     largest = max(blocks, key=lambda block: len(block.pus))
-    space = core_space(WIDTH - 2 * _MARGIN, across, nodes_across)
-    fewest = rows_of_cores(largest.groups, sizes[-1], space)
-    return next(size for size in sizes if rows_of_cores(largest.groups, size, space) <= fewest)
+    space = compute_core_space(WIDTH - 2 * _MARGIN, across, nodes_across)
+    fewest = count_core_rows(largest.groups, sizes[-1], space)
+    return next(size for size in sizes if count_core_rows(largest.groups, size, space) <= fewest)
 
 
 _MAX_DISTANCES = 16
@@ -161,9 +161,9 @@ def draw_guest(canvas: SvgCanvas, scene: Scene, place: tuple[float, float, float
             canvas.draw_rect(card_x, at_y, card_width, height, "card", radius=6)
             canvas.draw_rect(card_x, at_y, card_width, height, f"tint{colour}", radius=6)
             canvas.draw_rect(card_x, at_y, card_width, 24, f"cell{colour}", radius=6)
-            heading = f"{cell_name(plan, cell.id)} on {format_nodes(cell.host_nodes)}"
+            heading = f"{format_cell_name(plan, cell.id)} on {format_nodes(cell.host_nodes)}"
             if not cell.host_nodes:
-                heading = f"{cell_name(plan, cell.id)}, on no node in particular"
+                heading = f"{format_cell_name(plan, cell.id)}, on no node in particular"
             canvas.draw_text(
                 card_x + 10,
                 at_y + 17,
@@ -176,7 +176,7 @@ def draw_guest(canvas: SvgCanvas, scene: Scene, place: tuple[float, float, float
             for number, line in enumerate(texts[position]):
                 canvas.draw_text(card_x + 10, at_y + 40 + 15 * number, line, 11)
         at_y += height + 10
-    at_y += draw_lines(canvas, _guest_notes(scene, plan), (x, at_y - 4, width))
+    at_y += draw_lines(canvas, _list_guest_notes(scene, plan), (x, at_y - 4, width))
     return at_y - y
 
 
@@ -201,7 +201,7 @@ def _format_cells(scene: Scene, cell_id: int) -> list[str]:
     return texts
 
 
-def _guest_notes(scene: Scene, plan: Plan) -> list[str]:
+def _list_guest_notes(scene: Scene, plan: Plan) -> list[str]:
     notes: list[str] = []
     if not plan.vcpu_pins:
         notes.append("The vCPUs are not pinned: they run on any CPU of the host.")
@@ -308,7 +308,7 @@ def draw_legend(canvas: SvgCanvas, scene: Scene, place: tuple[float, float, floa
     x, y, width = place
     canvas.draw_text(x, y + 14, "legend", 12, bold=True)
     at_x, at_y = x, y + 26
-    for classes, fill, text in _legend_entries(scene):
+    for classes, fill, text in _list_legend_entries(scene):
         entry = 30 + text_width(text, 11) + 22
         if at_x > x and at_x + entry > x + width:
             at_x, at_y = x, at_y + 22
@@ -334,12 +334,12 @@ def format_gaps(gaps: Sequence[Gap]) -> str:
     return f"Unknown: {gaps[0]}{remainder}."
 
 
-def _legend_entries(scene: Scene) -> list[tuple[str, str | None, str]]:
+def _list_legend_entries(scene: Scene) -> list[tuple[str, str | None, str]]:
     uses = list(scene.uses.values())
     entries: list[tuple[str, str | None, str]] = []
     if scene.plan is not None:
         for cell in sorted({use.cell for use in uses if use.cell is not None}):
-            name = cell_name(scene.plan, cell)
+            name = format_cell_name(scene.plan, cell)
             entries.append((f"pu cell{cell % CELL_COLOURS}", None, f"vCPU of {name}"))
         neighbours = sorted({use.other_cell for use in uses if use.other_cell is not None})
         if neighbours:

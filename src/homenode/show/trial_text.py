@@ -65,7 +65,7 @@ def format_progress(progress: Progress, noun: str = "jobs") -> str:
     return line
 
 
-def progress_view(progress: Progress, noun: str = "jobs") -> Doc:
+def build_progress_view(progress: Progress, noun: str = "jobs") -> Doc:
     """Return the progress line; if several tasks run at once, after a line for each with state, job
     and reason. If many, tasks with problems come first, and finished tasks are only counted."""
     line = Text(format_progress(progress, noun), "bold")

@@ -7,7 +7,7 @@ from msgspec.structs import replace
 from homenode.bdf import Bdf
 from homenode.cpuset import CpuSet
 from homenode.errors import InputError, NotKnownError
-from homenode.findings import NO_VMS, format_gaps, unread_vms
+from homenode.findings import NO_VMS, format_gaps, list_unread_vms
 from homenode.machine.tools import virsh_capabilities
 from homenode.machine.topology import Host, summarise
 from homenode.text import command_line, plural
@@ -32,10 +32,10 @@ def load_daemon_host(source: str | None, virsh: Virsh) -> Host:
     if not is_local(virsh.connect):
         planned_host = load_host(source)
         _reject_unlike(planned_host, virsh)
-        unread = unread_vms(planned_host.gaps)
+        unread = list_unread_vms(planned_host.gaps)
         gaps = tuple(gap for gap in planned_host.gaps if gap not in unread)
         return _add_domains(replace(planned_host, domains=(), gaps=gaps), virsh)
-    machine = _this_machine()
+    machine = _read_this_machine()
     if source is not None:
         planned_host = load_host(source)
         has_fingerprint = bool(planned_host.pci_devices) and not planned_host.nodes_assumed
@@ -63,7 +63,7 @@ def _add_domains(host: Host, virsh: Virsh) -> Host:
 
 def reject_unread_vms(host: Host) -> None:
     """Raise NotKnownError if VMs were not read: a new definition may use their resources."""
-    for line in format_gaps(unread_vms(host.gaps)):
+    for line in format_gaps(list_unread_vms(host.gaps)):
         raise NotKnownError(
             f"{host.name}: cannot tell which CPUs, memory and devices are free: {line}; nothing "
             "was changed",
@@ -97,7 +97,7 @@ def reject_tuned_for_other(vm: Vm, machine: Host) -> None:
         )
 
 
-def _this_machine() -> Host:
+def _read_this_machine() -> Host:
     return load_host(None)
 
 

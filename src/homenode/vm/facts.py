@@ -10,7 +10,7 @@ from typing import Any
 from msgspec import Struct
 
 from homenode.cpuset import CpuSet
-from homenode.text import first_few, format_cpus, format_nodes, plural
+from homenode.text import format_cpus, format_nodes, plural, shorten_list
 from homenode.units import format_bytes
 from homenode.vm.model import GuestAddress, Vm, VmCell, format_vcpus
 
@@ -113,7 +113,7 @@ def _list_devices(vm: Vm, get: Callable[[Any], Any]) -> FactValues:
 
 
 def _join(texts: Iterable[str]) -> str:
-    return first_few(texts, _SHOWN) or "none"
+    return shorten_list(texts, _SHOWN) or "none"
 
 
 def _list_pins(vm: Vm) -> tuple[CpuSet | None, ...]:

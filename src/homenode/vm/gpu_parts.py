@@ -16,7 +16,7 @@ from homenode.text import plural, printable
 from homenode.vm.model import GuestHostdev, Vm
 
 
-def functions_of_parts(host: Host) -> dict[str, Bdf]:
+def find_part_functions(host: Host) -> dict[str, Bdf]:
     """Map the UUID of each mediated device of a GPU to its function."""
     return {
         part.uuid: part.bdf
@@ -31,7 +31,7 @@ def add_mediated(guest: Vm, host: Host | None) -> Vm:
     InputError for two of one function."""
     if host is None or not guest.mediated:
         return guest
-    function_of = functions_of_parts(host)
+    function_of = find_part_functions(host)
     hostdevs = list(guest.hostdevs)
     for device in guest.mediated:
         function = function_of.get(device.uuid)
@@ -45,7 +45,7 @@ def check_mediated(guest: Vm, host: Host | None) -> tuple[str, ...]:
     """Return UUIDs of the guest's mediated devices that the host lacks; () without a host."""
     if host is None:
         return ()
-    functions = functions_of_parts(host)
+    functions = find_part_functions(host)
     return tuple(device.uuid for device in guest.mediated if device.uuid not in functions)
 
 
@@ -69,9 +69,9 @@ def reject_second(function: Bdf, hostdevs: list[GuestHostdev]) -> None:
         )
 
 
-def function_of_uuid(host: Host | None, uuid: str) -> Bdf:
+def find_uuid_function(host: Host | None, uuid: str) -> Bdf:
     """Return the function of a mediated device. Raises InputError if the host does not have it."""
-    function_of_part = {} if host is None else functions_of_parts(host)
+    function_of_part = {} if host is None else find_part_functions(host)
     if uuid not in function_of_part:
         raise InputError(
             f"--device {uuid}: expected a mediated device of the host, which has "

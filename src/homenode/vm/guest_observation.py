@@ -33,7 +33,7 @@ class GuestPath(Struct, frozen=True):
         return f"pci0000:{self.root_bus:02x}/{steps}"
 
 
-def path_of_address(
+def find_guest_path(
     address: GuestAddress, controllers: Iterable[GuestPciController]
 ) -> GuestPath | None:
     """Return the path of a libvirt address among a definition's controllers; pcie.0 is index 0.
@@ -58,7 +58,7 @@ def path_of_address(
     return None
 
 
-def paths_of_guest(guest: Host) -> dict[GuestPath, Bdf]:
+def map_guest_paths(guest: Host) -> dict[GuestPath, Bdf]:
     """Map the path of every function in a guest's kernel to its address there."""
     by_bdf = guest.device_at
     root_bus = {root.name: root.bus for root in guest.root_complexes}
@@ -87,7 +87,7 @@ class Observation(Struct, frozen=True, dict=True):
 
     @cached_property
     def function_of_path(self) -> dict[GuestPath, Bdf]:
-        return paths_of_guest(self.guest)
+        return map_guest_paths(self.guest)
 
     @property
     def source(self) -> str:

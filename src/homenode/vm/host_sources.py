@@ -83,7 +83,7 @@ def _list_entries(source: str, unread: list[Gap]) -> list[tuple[str, str | None]
             return [(source, None)]
         paths = sorted(path for path in directory.iterdir() if not path.name.startswith("."))
     except (OSError, ValueError) as error:
-        unread.append(_unread_gap(source, of_os(error, source, "a directory").message))
+        unread.append(_make_unread_gap(source, of_os(error, source, "a directory").message))
         return []
     if not paths:
         unread.append(Gap(source, "missing captures or host.toml files"))
@@ -101,7 +101,7 @@ def _read(entry: tuple[str, str | None]) -> tuple[NamedHost, ...] | Gap:
             host = load_host(times["name"])
             names = [f"{host.name or times['name']}-{number}" for number in range(1, count + 1)]
         elif _URI.match(source):
-            host = _host_of_uri(source)
+            host = _read_host_of_uri(source)
             names = [_name_of_uri(source)]
         elif not is_host(source):
             return Gap(source, "no such file, directory or shipped host")
@@ -109,16 +109,16 @@ def _read(entry: tuple[str, str | None]) -> tuple[NamedHost, ...] | Gap:
             host = load_host(source)
             names = [name or host.name or source]
     except HomenodeError as error:
-        return _unread_gap(source, error.message)
+        return _make_unread_gap(source, error.message)
     except (OSError, ValueError) as error:
-        return _unread_gap(source, of_os(error, source, "a host").message)
+        return _make_unread_gap(source, of_os(error, source, "a host").message)
     return tuple(
         NamedHost(name=host_name, source=source, host=replace(host, name=host_name))
         for host_name in names
     )
 
 
-def _unread_gap(source: str, message: str) -> Gap:
+def _make_unread_gap(source: str, message: str) -> Gap:
     """Return the reader's message without the source's name at its start."""
     for name in (source, f"ssh://{source}", source.rstrip("/").rpartition("/")[2]):
         message = message.removeprefix(f"{name}: ")
@@ -131,7 +131,7 @@ def _guess(source: str) -> str:
     return did_you_mean(source, list_shipped_hosts())
 
 
-def _host_of_uri(uri: str) -> Host:
+def _read_host_of_uri(uri: str) -> Host:
     from homenode.vm.hypervisor.connection import check_uri, is_local
 
     check_uri(uri)
@@ -142,10 +142,10 @@ def _host_of_uri(uri: str) -> Host:
         raise UsageError(
             f"{uri}: expected qemu:///system or qemu+ssh://HOST/system, found another transport"
         )
-    return host_over_ssh(match["server"])
+    return read_host_over_ssh(match["server"])
 
 
-def host_over_ssh(server: str, timeout_s: float | None = None) -> Host:
+def read_host_over_ssh(server: str, timeout_s: float | None = None) -> Host:
     """Read a host over ssh. server: [user@]host[:port]. timeout_s: None = ssh may prompt on the
     terminal. Raises HostError."""
     from homenode.machine.discover.host import discover

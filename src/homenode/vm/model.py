@@ -363,7 +363,7 @@ def expander_above(
     return None
 
 
-def cell_of_hostdev(guest: Vm, hostdev: GuestHostdev) -> int | None:
+def find_hostdev_cell(guest: Vm, hostdev: GuestHostdev) -> int | None:
     """Return the guest cell of a device, or of its expander bus; None on pcie.0."""
     if hostdev.cell is not None:
         return hostdev.cell

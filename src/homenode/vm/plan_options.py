@@ -12,7 +12,7 @@ from homenode.bdf import Bdf
 from homenode.cpuset import CpuSet, NodeIndex
 from homenode.errors import UsageError, out_of_range
 from homenode.objective import Objective
-from homenode.option import Flag, Opt, format_size, key_values, size_bytes, whole_number
+from homenode.option import Flag, Opt, format_size, parse_key_values, parse_whole, size_bytes
 from homenode.vm.layout import GuestCells, GuestPcie, MemoryBinding, Pinning, Siblings
 from homenode.vm.model import MAX_VCPUS, VmCell
 
@@ -96,7 +96,7 @@ def make_cell(vcpus: int, memory_bytes: int, node: int | None = None) -> VmCell:
     return VmCell(id=0, vcpus=count, memory_bytes=memory_bytes, host_nodes=nodes)
 
 
-def size_of_cells(cells: Collection[VmCell]) -> tuple[int, int]:
+def sum_cells(cells: Collection[VmCell]) -> tuple[int, int]:
     """Return the total vCPUs and bytes of memory."""
     return sum(len(cell.vcpus) for cell in cells), sum(cell.memory_bytes for cell in cells)
 
@@ -110,24 +110,24 @@ class PartialReserve(Struct, frozen=True):
 
 def parse_guest_node(text: str, option: str = "--guest-node") -> VmCell:
     """Parse a --guest-node value. Raises UsageError."""
-    parts = key_values(option, text, ("vcpus", "memory"), ("node",))
-    vcpus = whole_number(f"{option}: vcpus", parts["vcpus"])
+    parts = parse_key_values(option, text, ("vcpus", "memory"), ("node",))
+    vcpus = parse_whole(f"{option}: vcpus", parts["vcpus"])
     if vcpus > MAX_VCPUS:
         raise out_of_range(f"{option} vcpus", str(vcpus), 1, MAX_VCPUS)
     memory_bytes = size_bytes(parts["memory"], f"{option}: memory")
-    node = whole_number(f"{option}: node", parts["node"]) if "node" in parts else None
+    node = parse_whole(f"{option}: node", parts["node"]) if "node" in parts else None
     return make_cell(vcpus, memory_bytes, node)
 
 
 def reserve_of(text: str, option: str = "--host-reserve") -> PartialReserve:
     """Parse a --host-reserve value. Raises UsageError."""
-    parts = key_values(option, text, (), ("cores", "memory"))
+    parts = parse_key_values(option, text, (), ("cores", "memory"))
     if not parts:
         raise UsageError(
             f"{option}: missing cores=N or memory=SIZE",
             hint=f"{option} cores=2,memory=8GiB",
         )
-    cores = whole_number(f"{option}: cores", parts["cores"]) if "cores" in parts else None
+    cores = parse_whole(f"{option}: cores", parts["cores"]) if "cores" in parts else None
     memory = parts.get("memory")
     if memory is None:
         return PartialReserve(cores)
@@ -147,9 +147,9 @@ def reserve_text(reserve: PartialReserve) -> str:
     return ",".join([*cores, *memory])
 
 
-def host_device(text: str, option: str = "--device") -> Bdf | str:
+def parse_host_device(text: str, option: str = "--device") -> Bdf | str:
     """Parse an address, a mediated device's UUID, or gpu0. Raises UsageError and ParseError."""
-    from homenode.machine.pci import canonical_uuid  # the records of PCI devices, for a UUID alone
+    from homenode.machine.pci import normalize_uuid  # the records of PCI devices, for a UUID alone
 
     if text.startswith("MIG-"):
         raise UsageError(
@@ -158,7 +158,7 @@ def host_device(text: str, option: str = "--device") -> Bdf | str:
         )
     if re.fullmatch("gpu[0-9]{1,4}", text):
         return text
-    return canonical_uuid(text) or Bdf.parse(text, option)
+    return normalize_uuid(text) or Bdf.parse(text, option)
 
 
 class PlanOptions(Struct, frozen=True):
@@ -242,7 +242,7 @@ class PlanOptions(Struct, frozen=True):
         int | None, _of_vm("--page-size", "SIZE", parse=size_bytes, show=format_size)
     ] = None
     devices: Annotated[
-        tuple[Bdf | str, ...], _of_vm("--device", "BDF|UUID|gpuN", parse=host_device)
+        tuple[Bdf | str, ...], _of_vm("--device", "BDF|UUID|gpuN", parse=parse_host_device)
     ] = ()
     gpu_count: Annotated[int | None, _of_vm("--gpus", "N")] = None
     gpu_profile: Annotated[str | None, _of_vm("--gpu-profile", "NAME", rare=True)] = None

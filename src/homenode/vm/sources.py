@@ -55,7 +55,7 @@ def load_host(source: str | None, *, lspci: Path | None = None) -> Host:
     part. Raises InputError for a missing, unknown or contradictory source, HostError for an
     unreadable one.
     """
-    return _overlay_lspci(_this_machine() if source is None else _load_named(source), lspci)
+    return _overlay_lspci(_read_this_machine() if source is None else _load_named(source), lspci)
 
 
 def _overlay_lspci(host: Host, lspci: Path | None = None) -> Host:
@@ -67,7 +67,7 @@ def _overlay_lspci(host: Host, lspci: Path | None = None) -> Host:
     return overlay_lspci(host, text, lspci.name)
 
 
-def _this_machine() -> Host:
+def _read_this_machine() -> Host:
     from homenode.machine.snapshot.live import LiveSnapshot
 
     return _discover_host(LiveSnapshot())
@@ -105,7 +105,7 @@ def _load_named(source: str) -> Host:
     if is_archive:
         return _discover_host(_open(path))
     if exists:
-        return host_of_text(_read_text(path), path.name)
+        return parse_host(_read_text(path), path.name)
     return load_shipped_host(source)
 
 
@@ -124,7 +124,7 @@ def _is_archive(path: Path) -> bool:
     return head.startswith(_ARCHIVE_MAGIC) or head[_TAR_MAGIC_AT:].startswith(b"ustar")
 
 
-def host_of_text(text: str, name: str) -> Host:
+def parse_host(text: str, name: str) -> Host:
     """Read the host of a document. Parsers are imported on demand: most commands need one."""
     start = text.lstrip("\ufeff \t\r\n")
     if start.startswith(("<", "{")) and len(text) > _MAX_TREE_CHARACTERS:

@@ -228,10 +228,10 @@ def first_original(store: DomainStore, state: DomainState, original: bytes, conn
         return base  # applied again, or interrupted before it was read back
     name = entry.facts["name"]
     if state.name != name:
-        raise renamed_domain_error(store, entry, state, original, connect)
+        raise make_renamed_error(store, entry, state, original, connect)
     forget = add_connection(connect, "homenode", "restore", state.argument, "--forget")
     hint = command_line(*forget) + " keeps the edits as the new original"
-    raise edited_error(name, find_last_defined(store, entry, original), original, hint)
+    raise make_edited_error(name, find_last_defined(store, entry, original), original, hint)
 
 
 def is_recorded(base: str, definition: bytes) -> bool:
@@ -264,7 +264,7 @@ def last_known_sha256(entry: ChangeEntry) -> str | None:
     return entry.facts.get("found") or entry.before
 
 
-def renamed_domain_error(
+def make_renamed_error(
     store: DomainStore, entry: ChangeEntry, state: DomainState, definition: bytes, connect: str
 ) -> InputError:
     """The error for a domain that was renamed after its record was written (`virsh domrename`)."""
@@ -331,7 +331,7 @@ def find_last_defined(store: DomainStore, entry: ChangeEntry, now: bytes) -> byt
     return min(map(store.read_document, names), key=lambda text: count_differences(text, now))
 
 
-def edited_error(name: str, last: bytes, now: bytes, hint: str) -> InputError:
+def make_edited_error(name: str, last: bytes, now: bytes, hint: str) -> InputError:
     """Return the error for edits since `last`; it names the first edit: "vcpu 88, now 64"."""
     old, new = (build_vm(open_domain(xml, "definition")) for xml in (last, now))
     edits = diff(old, new)

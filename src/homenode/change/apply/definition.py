@@ -14,18 +14,18 @@ from homenode.change.apply.define_step import (
     DomainChange,
     check_current,
     count_differences,
-    edited_error,
     find_last_defined,
     find_lost_passwords,
     first_original,
     is_ours,
     is_recorded,
     last_known_sha256,
-    renamed_domain_error,
+    make_edited_error,
+    make_renamed_error,
     with_facts,
 )
 from homenode.change.apply.store import DomainStore, list_connections, list_saved_originals
-from homenode.change.journal import TO_UNDO, ChangeEntry, ChangeState, host_locked
+from homenode.change.journal import TO_UNDO, ChangeEntry, ChangeState, lock_host
 from homenode.errors import HomenodeError, HostError, InputError, UsageError
 from homenode.findings import Rejection
 from homenode.text import command_line, operands
@@ -79,7 +79,7 @@ def apply_definitions(
         _check_identity(state, change.tuned, change.original)
     words = command_line("homenode", "apply", *(state.argument for state in states))
     with ExitStack() as inside:
-        lock = inside.enter_context(host_locked(root, virsh.connect, words))
+        lock = inside.enter_context(lock_host(root, virsh.connect, words))
         for state in states:
             inside.enter_context(_add_restore_hint(virsh, state))
             DomainStore(root, virsh.connect, state.uuid).sweep()
@@ -176,11 +176,11 @@ def _find_other_connection(virsh: Virsh, state: DomainState, root: Path) -> str:
 def _edited_error(virsh: Virsh, store: DomainStore, restorable: "RestorePreview") -> InputError:
     state, entry = restorable.state, restorable.entry
     if state.name != entry.facts["name"]:
-        return renamed_domain_error(store, entry, state, restorable.definition, virsh.connect)
+        return make_renamed_error(store, entry, state, restorable.definition, virsh.connect)
     restore = add_connection(virsh.connect, "homenode", "restore", state.argument)
     now = restorable.definition
     hint = command_line(*restore, "--keep-edits")
-    return edited_error(state.name, find_last_defined(store, entry, now), now, hint)
+    return make_edited_error(state.name, find_last_defined(store, entry, now), now, hint)
 
 
 def _keep_edits(store: DomainStore, restorable: "RestorePreview") -> "RestorePreview":
@@ -225,7 +225,7 @@ def restore_definition(
     state = virsh.find_domain(name)
     store = DomainStore(root, virsh.connect, state.uuid)
     words = command_line("homenode", "restore", state.argument)
-    with host_locked(root, virsh.connect, words) as lock, _add_restore_hint(virsh, state):
+    with lock_host(root, virsh.connect, words) as lock, _add_restore_hint(virsh, state):
         store.sweep()
         restorable = preview_restore(virsh, state.uuid, root, keep_edits=keep_edits)
         # Written before libvirt is called: after a kill the definition is one of the two.
@@ -290,7 +290,7 @@ def forget_original(virsh: Virsh, name: str, root: Path) -> Path:
     state = virsh.find_domain(name)
     store = DomainStore(root, virsh.connect, state.uuid)
     words = command_line("homenode", "restore", state.argument, "--forget")
-    with host_locked(root, virsh.connect, words):
+    with lock_host(root, virsh.connect, words):
         entry = store.definition()
         if entry is None:
             raise InputError(f"{state.name}: no saved original")
@@ -356,12 +356,12 @@ def find_obstacles(
             f"start it and shut it down, or: {virsh} managedsave-remove {state.argument}",
         )
     topology = (
-        _topology_fields(build_vm(open_domain(definition, "the new definition")))
+        _list_topology_fields(build_vm(open_domain(definition, "the new definition")))
         if snapshots
         else ()
     )
     for snapshot, document in snapshots.items():
-        if _snapshot_topology(document, snapshot) != topology:
+        if _read_snapshot_topology(document, snapshot) != topology:
             words = ("snapshot-delete", state.argument, *operands(snapshot))
             copy = "" if restoring else ", or tune a copy: homenode plan --name COPY"
             yield (
@@ -371,7 +371,7 @@ def find_obstacles(
             )
 
 
-def _topology_fields(guest: Vm) -> tuple[object, ...]:
+def _list_topology_fields(guest: Vm) -> tuple[object, ...]:
     return (
         guest.vcpus,
         guest.cpu_topology,
@@ -382,7 +382,7 @@ def _topology_fields(guest: Vm) -> tuple[object, ...]:
     )
 
 
-def _snapshot_topology(document: bytes, source: str) -> tuple[object, ...] | None:
+def _read_snapshot_topology(document: bytes, source: str) -> tuple[object, ...] | None:
     """Return the topology of the domain in a snapshot; None if it cannot be read."""
     try:
         snapshot = parse_document(document, source)
@@ -391,7 +391,7 @@ def _snapshot_topology(document: bytes, source: str) -> tuple[object, ...] | Non
             return None
         # <inactiveDomain> is a <domain> under another name.
         text = snapshot.text[inside.start : inside.end].replace(b"inactiveDomain", b"domain")
-        return _topology_fields(build_vm(open_domain(text, source)))
+        return _list_topology_fields(build_vm(open_domain(text, source)))
     except HomenodeError:
         return None  # then it is in the way
 

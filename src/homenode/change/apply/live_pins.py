@@ -10,10 +10,10 @@ from pathlib import Path
 from msgspec import Struct
 
 from homenode.change.apply.store import PIN, DomainStore
-from homenode.change.journal import TO_UNDO, ChangeEntry, ChangeState, host_locked
+from homenode.change.journal import TO_UNDO, ChangeEntry, ChangeState, lock_host
 from homenode.cpuset import CpuSet
 from homenode.errors import HomenodeError, InputError, UsageError
-from homenode.process import arguments_after
+from homenode.process import find_arguments
 from homenode.safe.input_files import read_kernel_file
 from homenode.text import command_line, plural
 from homenode.vm.domain.read import build_vm, open_domain
@@ -82,7 +82,7 @@ def apply_live_pins(virsh: Virsh, name: str, tuned_xml: bytes, root: Path) -> Re
     state = virsh.find_domain(name)
     store = DomainStore(root, virsh.connect, state.uuid)
     words = command_line("homenode", "apply", state.argument, "--live-pins")
-    with host_locked(root, virsh.connect, words):
+    with lock_host(root, virsh.connect, words):
         threads = preview_live_pins(virsh, state.uuid, tuned_xml)
         assert threads.state.run_id is not None, "it runs, or the preview had raised"
         before, after = threads.before, threads.after
@@ -161,7 +161,7 @@ def restore_live_pins(virsh: Virsh, name: str, root: Path) -> tuple[LivePin, ...
     if entry is None or entry.what not in TO_UNDO:
         return ()  # also if nothing can be written
     words = command_line("homenode", "restore", state.argument)
-    with host_locked(root, virsh.connect, words):
+    with lock_host(root, virsh.connect, words):
         back = preview_restore_live_pins(virsh, state.uuid, root)
         store.journal.write(entry.with_state(ChangeState.UNDOING))
         _move_back(virsh, state.uuid, back)
@@ -234,7 +234,7 @@ def _find_processes(proc: Path, uuid: str) -> Iterator[tuple[int, int]]:
     """(start in ticks, number) of each process with that UUID on its command line."""
     for directory in proc.iterdir() if proc.is_dir() else ():
         argv = _read_text(directory / "cmdline").split("\0") if directory.name.isdecimal() else []
-        if uuid in arguments_after(argv, "-uuid"):
+        if uuid in find_arguments(argv, "-uuid"):
             fields = _read_text(directory / "stat").rpartition(")")[2].split()
             if len(fields) > _START and fields[_START].isdecimal():
                 yield int(fields[_START]), int(directory.name)

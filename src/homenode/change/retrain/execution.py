@@ -279,7 +279,7 @@ def find_holders(
     names_of_file = _open_vfio_files(proc)
     holders: dict[Bdf, tuple[str, ...] | None] = {}
     for device in devices:
-        files = _vfio_files(device, sys)
+        files = _list_vfio_files(device, sys)
         if names_of_file is None or ("vfio" in (device.driver or "") and not files):
             holders[device.bdf] = None
         else:
@@ -288,7 +288,7 @@ def find_holders(
     return holders
 
 
-def _vfio_files(device: PciDevice, sys: str) -> tuple[str, ...]:
+def _list_vfio_files(device: PciDevice, sys: str) -> tuple[str, ...]:
     number = device.iommu_group
     group = [] if number is None else [f"/dev/vfio/{number}", f"/dev/vfio/noiommu-{number}"]
     directory = Path(sys) / "bus/pci/devices" / str(device.bdf) / "vfio-dev"

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from homenode.bdf import Bdf
 from homenode.errors import UsageError
 from homenode.findings import Finding, finding
-from homenode.machine.link_path import LinkRate, device_paths, format_rate
+from homenode.machine.link_path import LinkRate, format_rate, list_device_paths
 from homenode.machine.pci import DeviceKind
 from homenode.machine.topology import Host
 from homenode.package_data import read_package_text
@@ -54,7 +54,7 @@ def _format_option(target: int | None) -> str:
     return "" if target is None else f" --target {target}"
 
 
-def libvirt_hook(program: str, target: int | None = None) -> str:
+def render_libvirt_hook(program: str, target: int | None = None) -> str:
     """Return a hook that calls homenode at start/begin and started/begin and never stops a VM.
     libvirt waits for it, so it does not call libvirt and has a time limit."""
     command = f'{shlex.quote(program)} doctor hook{_format_option(target)} -- "$1" "$2"'
@@ -74,13 +74,13 @@ exit 0
 START, STARTED = "start", "started"
 
 
-def gpus_of_domain(xml: bytes, host: Host) -> tuple[Bdf, ...]:
+def list_domain_gpus(xml: bytes, host: Host) -> tuple[Bdf, ...]:
     """Return the domain's passed-through GPUs, one for each link, without virtual functions. Raises
     ParseError or InputError."""
     passed_bdfs = {hostdev.bdf for hostdev in read_hostdevs(open_domain(xml, "domain"))}
     return tuple(
         path.device.bdf
-        for path in device_paths(host)
+        for path in list_device_paths(host)
         if path.device.kind is DeviceKind.GPU and path.device.bdf in passed_bdfs
     )
 
@@ -90,11 +90,11 @@ def has_devices(xml: bytes) -> bool:
     return bool(read_hostdevs(open_domain(xml, "domain")))
 
 
-def slot_links(host: Host, gpus: tuple[Bdf, ...]) -> dict[Bdf, LinkRate]:
+def read_slot_links(host: Host, gpus: tuple[Bdf, ...]) -> dict[Bdf, LinkRate]:
     """Return the current link at each GPU's slot, if it is known."""
     return {
         path.device.bdf: path.links[0].current
-        for path in device_paths(host)
+        for path in list_device_paths(host)
         if path.device.bdf in gpus and path.links and path.links[0].current is not None
     }
 
@@ -107,8 +107,8 @@ def find_dropped_links(
     before: the links at start/begin; a link that is not in it is compared with the speed that both
     ends support.
     """
-    now = slot_links(host, gpus)
-    for path in device_paths(host):
+    now = read_slot_links(host, gpus)
+    for path in list_device_paths(host):
         current = now.get(path.device.bdf)
         if current is None:
             continue

@@ -18,8 +18,8 @@ from homenode.bdf import Bdf
 from homenode.check.doctor.devices import list_judged_devices
 from homenode.check.doctor.links import IDLE_SPEED
 from homenode.findings import Finding, Severity, finding
-from homenode.machine.link_path import Link, LinkRate, device_paths
-from homenode.machine.pci import DeviceKind, PciDevice, are_models_known, model_key
+from homenode.machine.link_path import Link, LinkRate, list_device_paths
+from homenode.machine.pci import DeviceKind, PciDevice, are_models_known, make_model_key
 from homenode.machine.topology import Host, summarise
 from homenode.units import format_bytes
 
@@ -99,7 +99,7 @@ def _format_matrix(distances: tuple[tuple[int, ...], ...]) -> str:
     return "; ".join(" ".join(map(str, row)) for row in distances)
 
 
-def _huge_pages(host: Host) -> dict[str, int]:
+def _count_huge_pages(host: Host) -> dict[str, int]:
     """Return the reserved pages by node and size, 0 included; free pages are not compared."""
     nodes = () if host.nodes_assumed else host.nodes
     return {
@@ -147,7 +147,7 @@ def _make_device_reader(read: Callable[[PciDevice], Any]) -> Read:
 
 def _name_model(device: PciDevice) -> str | None:
     """Return the model; None if the source does not name it."""
-    if model_key(device) is None:
+    if make_model_key(device) is None:
         return None
     number = device.name if device.device_id is None else f"{device.device_id:04x}"
     return f"{device.kind} {device.vendor_id:04x}:{number}"
@@ -163,7 +163,7 @@ def _list_nodes(host: Host) -> Mapping[Any, Any]:
 def _find_links(host: Host) -> dict[Bdf, LimitingLink]:
     """Return the links; paths with an unknown link are omitted, because it may be the slowest."""
     slowest_of: dict[Bdf, LimitingLink] = {}
-    for path in device_paths(host):
+    for path in list_device_paths(host):
         links = [_present_link(link) for link in path.links]
         known_links = [link for link in links if link is not None]
         if known_links and len(known_links) == len(links):
@@ -209,7 +209,7 @@ FACTS = (
     _MODEL,
     HostFact("drift-device", "node", _list_nodes, _CRITICAL),
     HostFact("drift-link", "link", _find_links, _judge_link),
-    HostFact("drift-huge-pages", "huge pages", _huge_pages, _judge_count),
+    HostFact("drift-huge-pages", "huge pages", _count_huge_pages, _judge_count),
     HostFact(
         "drift-host", "kernel's command line", _make_host_reader(_kernel_parameters), _kernel_change
     ),

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 
 from homenode.bdf import Bdf
 from homenode.findings import Finding, Severity, finding
-from homenode.machine.link_path import LinkRate, device_paths, find_rates, format_rate
+from homenode.machine.link_path import LinkRate, find_rates, format_rate, list_device_paths
 from homenode.machine.pci import DeviceKind, LinkKind, PciDevice, PciErrors
 from homenode.machine.topology import Host
 
@@ -29,7 +29,7 @@ thousands a day."""
 def check_errors(host: Host) -> Iterator[Finding]:
     """Find lost data, and more retries than resets explain."""
     first_devices: dict[object, PciDevice] = {}
-    for path in device_paths(host):
+    for path in list_device_paths(host):
         first_devices.setdefault(path.device.bdf, path.device)
         for link in path.links:
             first_devices.setdefault(link.upper.bdf, link.upper)
@@ -88,7 +88,7 @@ def copy_findings(
     GPU. known_widths: as for device_paths. Unknown links of the path are not judged. Copies to a
     GPU that is attached to its CPU by C2C use C2C."""
     over_c2c = {link.a for link in host.links if link.kind is LinkKind.C2C}
-    for path in device_paths(host, known_widths):
+    for path in list_device_paths(host, known_widths):
         if path.device.kind is not DeviceKind.GPU or path.device.bdf in over_c2c:
             continue
         rate = rates.get(path.device.bdf, everyone)
@@ -103,10 +103,10 @@ def copy_findings(
                 source="the result of --h2d, or of the copy that ran",
             )
         elif rate < _SOUND * path.expected.bytes_per_s:
-            yield _slow_copy(path.device.bdf, rate, path.expected)
+            yield _make_slow_copy(path.device.bdf, rate, path.expected)
 
 
-def _slow_copy(gpu: Bdf, rate: float, expected_rate: LinkRate) -> Finding:
+def _make_slow_copy(gpu: Bdf, rate: float, expected_rate: LinkRate) -> Finding:
     fits = find_rates(rate, expected_rate)
     excluded = LinkRate(2.5, expected_rate.width)
     not_one = f"; excludes {excluded.as_generation}" if excluded.bytes_per_s < rate else ""

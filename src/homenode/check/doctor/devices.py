@@ -14,18 +14,18 @@ from typing import Any, NamedTuple
 from homenode.bdf import Bdf
 from homenode.cpuset import CpuSet
 from homenode.findings import Finding, Severity, finding
-from homenode.machine.link_path import JUDGED, LinkRate, capable_rate, device_paths, peer_links
+from homenode.machine.link_path import JUDGED, LinkRate, capable_rate, list_device_paths, peer_links
 from homenode.machine.pci import (
     DeviceKind,
     PciDevice,
     are_models_known,
-    board_ids,
+    get_board_ids,
     is_viable_driver,
-    model_key,
+    make_model_key,
 )
 from homenode.machine.tools.nvidia_smi import TopoDevice, TopoMatrix
 from homenode.machine.topology import Host
-from homenode.text import first_few, plural
+from homenode.text import plural, shorten_list
 from homenode.units import GIB, format_bytes
 
 
@@ -66,11 +66,11 @@ def check_devices(host: Host) -> Iterator[Finding]:
     alone = [
         *(finding for device in list_judged_devices(host) for finding in _check_bars(device, host)),
         *_check_boards(host),
-        *_few_links(host),
+        *_check_few_links(host),
     ]
     yield from alone
     yield from _check_peers(host, {bdf for finding in alone for bdf in finding.devices})
-    yield from _odd_nodes(host)
+    yield from _check_odd_nodes(host)
 
 
 def list_judged_devices(host: Host) -> list[PciDevice]:
@@ -144,7 +144,7 @@ def _check_boards(host: Host) -> Iterator[Finding]:
             )
 
 
-def _few_links(host: Host) -> Iterator[Finding]:
+def _check_few_links(host: Host) -> Iterator[Finding]:
     for bdf, count in peer_links(host).items():
         model = _find_model(host.device_at[bdf])
         if model is not None and model.nvlinks is not None and count < model.nvlinks:
@@ -244,13 +244,13 @@ def has_peers(host: Host) -> bool:
 
 def _group_peers(host: Host) -> list[list[Peer]]:
     """Return the devices of one model and board."""
-    paths = {path.device.bdf: path.expected for path in device_paths(host)}
+    paths = {path.device.bdf: path.expected for path in list_device_paths(host)}
     links = peer_links(host)
     groups: dict[object, list[Peer]] = {}
     for device in list_judged_devices(host):
-        if (model := model_key(device)) is not None:
+        if (model := make_model_key(device)) is not None:
             peer = Peer(device, paths.get(device.bdf), links.get(device.bdf))
-            groups.setdefault((model, board_ids(device)), []).append(peer)
+            groups.setdefault((model, get_board_ids(device)), []).append(peer)
     return list(groups.values())
 
 
@@ -260,7 +260,7 @@ def _check_peers(host: Host, bdfs: Set[Bdf]) -> Iterator[Finding]:
         slow: set[Bdf] = set()
         for fact in FACTS:
             values = {p.device: v for p in peers if (v := fact.read(p)) is not None}
-            usual, is_known = _usual_value(list(values.values()), fact.is_worse)
+            usual, is_known = _find_usual_value(list(values.values()), fact.is_worse)
             usual_devices = [str(device.bdf) for device, value in values.items() if value == usual]
             skipped_bdfs = {"path": slow, "bars": bdfs, "peer links": bdfs}.get(fact.case, ())
             for device, value in values.items():
@@ -275,7 +275,7 @@ def _check_peers(host: Host, bdfs: Set[Bdf]) -> Iterator[Finding]:
                         "device-odd",
                         f"{_name(device)}: {fact.label}",
                         expected=f"{fact.text(usual)}, as {len(usual_devices)} like it: "
-                        f"{first_few(usual_devices, _MAX_NAMED)}",
+                        f"{shorten_list(usual_devices, _MAX_NAMED)}",
                         observed=fact.text(value),
                         severity=None if is_known and not is_slot else Severity.INFO,
                         case=fact.case,
@@ -285,7 +285,7 @@ def _check_peers(host: Host, bdfs: Set[Bdf]) -> Iterator[Finding]:
                     )
 
 
-def _usual_value(values: list[Any], is_worse: Callable[[Any, Any], bool]) -> tuple[Any, bool]:
+def _find_usual_value(values: list[Any], is_worse: Callable[[Any, Any], bool]) -> tuple[Any, bool]:
     """The majority's value and True, or the better of two and False; None if no value is usual."""
     value, count = Counter(values).most_common(1)[0] if values else (None, 0)
     if len(values) >= _MIN_PEERS and 2 * count > len(values):
@@ -295,7 +295,7 @@ def _usual_value(values: list[Any], is_worse: Callable[[Any, Any], bool]) -> tup
     return None, False
 
 
-def _odd_nodes(host: Host) -> Iterator[Finding]:
+def _check_odd_nodes(host: Host) -> Iterator[Finding]:
     """Find devices that report another node than the port above them."""
     for device in () if host.nodes_assumed else host.pci_devices:
         port = None if device.parent is None else host.find_device(device.parent)
@@ -317,7 +317,7 @@ def check_matrix(matrix: TopoMatrix, source: str) -> Iterator[Finding]:
         nodes = CpuSet(node for gpu in far for node in gpu.nodes or ())
         yield finding(
             "job-gpu-far",
-            first_few((gpu.name for gpu in far), _MAX_NAMED),
+            shorten_list((gpu.name for gpu in far), _MAX_NAMED),
             expected=f"CPUs of node {nodes}, where they are (NUMA Affinity)",
             observed=f"the job, or whoever ran nvidia-smi, has no CPU of node {nodes}: CPU "
             "Affinity is empty",

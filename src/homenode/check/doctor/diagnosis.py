@@ -72,7 +72,7 @@ def diagnose(
         findings += [*check_peers(host), *check_settings(host, None)]
         return Findings(checked=tuple(areas), findings=sort_findings(findings))
     # Imported only here, because a check of a host alone does not need it.
-    from homenode.check.domain.diagnosis import check_domain, domain_checked, locate
+    from homenode.check.domain.diagnosis import check_domain, list_domain_checks, locate
     from homenode.check.domain.memory import is_bound_by_numad
     from homenode.vm.domain.read import build_vm
     from homenode.vm.targets.target import findings_for
@@ -83,7 +83,7 @@ def diagnose(
     of_vm += check_settings(host, facts, memory_is_bound=is_bound_by_numad(document))
     findings += of_vm if document is not None else findings_for(target, _weigh(of_vm, facts, host))
     findings += check_peers(host, frozenset(hostdev.bdf for hostdev in facts.hostdevs))
-    areas[1:1] = domain_checked(facts, host)
+    areas[1:1] = list_domain_checks(facts, host)
     answer = findings if document is None else locate(findings, document)
     return Findings(checked=tuple(areas), findings=sort_findings(answer))
 

@@ -184,7 +184,7 @@ def check_settings(
         return
     yield from _check_idle_states(host, facts)
     if facts.page_bytes is None:
-        yield from _small_pages(host, facts, memory_is_bound)
+        yield from _check_small_pages(host, facts, memory_is_bound)
 
 
 def _check_governor(host: Host, facts: Vm | None) -> Iterator[Finding]:
@@ -262,7 +262,7 @@ def _check_idle_states(host: Host, facts: Vm) -> Iterator[Finding]:
     )
 
 
-def _small_pages(host: Host, facts: Vm, memory_is_bound: bool) -> Iterator[Finding]:
+def _check_small_pages(host: Host, facts: Vm, memory_is_bound: bool) -> Iterator[Finding]:
     """Yield whether the VM has ordinary pages, which the kernel may merge, move or make huge."""
     settings = host.settings
     if settings.transparent_hugepages == "never" and facts.memory_bytes >= _LARGE_GUEST_BYTES:

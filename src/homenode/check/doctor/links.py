@@ -15,16 +15,16 @@ from homenode.machine.link_path import (
     Link,
     LinkRate,
     capable_rate,
-    device_paths,
     find_current_rate,
     find_lane_sharers,
     format_rate,
+    list_device_paths,
     list_links_above,
 )
 from homenode.machine.pci import DeviceKind, PciDevice
 from homenode.machine.topology import Host
-from homenode.text import first_few, plural
-from homenode.units import whole_number
+from homenode.text import plural, shorten_list
+from homenode.units import parse_whole
 
 IDLE_SPEED = 2.5
 
@@ -48,7 +48,7 @@ def check_links(
         busy = driven if reached_bdfs is None else reached_bdfs
     behind: dict[Bdf, list[DevicePath]] = {}
     link_of: dict[Bdf, Link] = {}
-    paths = device_paths(host, known_widths)
+    paths = list_device_paths(host, known_widths)
     for path in paths:
         for link in path.links:
             if path.expected is None or not _is_limiting(link, path.expected):
@@ -57,7 +57,7 @@ def check_links(
             link_of[link.lower.bdf] = link
     for bdf, affected in behind.items():
         yield _make_finding(link_of[bdf], affected, paths, busy, host)
-    yield from _low_targets(paths, frozenset(behind), host)
+    yield from _check_targets(paths, frozenset(behind), host)
     yield from _check_idle(host)
 
 
@@ -106,12 +106,12 @@ def _make_finding(
     current, capable = link.current, link.capable
     assert current is not None and capable is not None
     is_slow, is_narrow = current.gt_per_s < capable.gt_per_s, current.width < capable.width
-    idle = _idle_reason(link, affected, current, busy) if is_slow else None
+    idle = _find_idle_reason(link, affected, current, busy) if is_slow else None
     port = _find_limiting_port(link, current, capable)
     sharers = () if is_slow else find_lane_sharers(link, host)
     observed = f"{current.format_with_rate()}{_format_current(link, current)}"
     severity: Severity | None = None
-    case = _training_case(link, capable) if is_slow else None
+    case = _choose_training_case(link, capable) if is_slow else None
     if idle is not None and _is_narrow_next_to_wide(link, affected, paths):
         kind, severity, case = "pcie-link-narrow", Severity.WARNING, "idle"
         observed += f"; {idle}, but cards of this model next to it idle with all their lanes"
@@ -166,7 +166,7 @@ def _make_finding(
     )
 
 
-def _training_case(link: Link, capable: LinkRate) -> str | None:
+def _choose_training_case(link: Link, capable: LinkRate) -> str | None:
     """The reason why another training would not restore the full link, as a case of the texts."""
     is_low = link.target_gt_per_s is not None and link.target_gt_per_s < capable.gt_per_s
     is_narrow = link.current is not None and link.current.width < capable.width
@@ -184,7 +184,7 @@ def _find_limiting_port(link: Link, current: LinkRate, capable: LinkRate) -> Pci
     return None
 
 
-def _low_targets(
+def _check_targets(
     paths: tuple[DevicePath, ...], slow: frozenset[Bdf], host: Host
 ) -> Iterator[Finding]:
     """Find ports of GPUs whose next training would end below the present speed."""
@@ -247,7 +247,7 @@ def _format_current(link: Link, current: LinkRate) -> str:
     return "".join(f", {text}" for text in (" and ".join(equal), *other) if text)
 
 
-def _idle_reason(
+def _find_idle_reason(
     link: Link, paths: list[DevicePath], current: LinkRate, busy: frozenset[Bdf]
 ) -> str | None:
     """Return why a low speed may not be a fault, else None. Only GPUs slow their links down."""
@@ -257,7 +257,7 @@ def _idle_reason(
         state, power = path.device.performance_state, path.device.power_state
         if power is not None and power.startswith("D3"):
             return f"{path.device.bdf} sleeps ({power})"
-        if state is not None and (whole_number(state[1:]) or 0) >= 5:
+        if state is not None and (parse_whole(state[1:]) or 0) >= 5:
             return f"nvidia-smi shows {state}: idle"
     if current.gt_per_s > IDLE_SPEED:
         return None
@@ -348,7 +348,7 @@ def cut_listing_findings(host: Host) -> Iterator[Finding]:
 
 def check_silent_devices(host: Host) -> Iterator[Finding]:
     """Find devices that the kernel still lists but that no longer respond."""
-    for device in _silent_devices(host):
+    for device in _find_silent_devices(host):
         yield finding(
             "device-silent",
             f"{JUDGED.get(device.kind, 'port')} {device.bdf}",
@@ -360,7 +360,7 @@ def check_silent_devices(host: Host) -> Iterator[Finding]:
         )
 
 
-def _silent_devices(host: Host) -> Iterator[PciDevice]:
+def _find_silent_devices(host: Host) -> Iterator[PciDevice]:
     """Yield judged devices, and ports above them, that read as all ones and are not asleep."""
     silent = {gap.device for gap in host.gaps if gap.kind is GapKind.DEVICE_SILENT}
     judged_devices = [d for d in host.pci_devices if silent and d.kind in JUDGED]
@@ -374,7 +374,7 @@ def check_unknown_links(host: Host) -> Iterator[Finding]:
     """Yield one finding for all GPUs whose link or port has unknown values. Integrated GPUs and
     virtual functions have no link of their own."""
     by_bdf = host.device_at
-    silent = {device.bdf for device in _silent_devices(host)}
+    silent = {device.bdf for device in _find_silent_devices(host)}
     blind = [
         gpu.bdf
         for gpu in host.devices_of_kind(DeviceKind.GPU)
@@ -385,7 +385,7 @@ def check_unknown_links(host: Host) -> Iterator[Finding]:
     no_port = all(_is_alone(gpu) for gpu in host.devices_of_kind(DeviceKind.GPU))
     yield finding(
         "pcie-link-unknown",
-        f"GPU {first_few(map(str, blind), _MAX_NAMED)}",
+        f"GPU {shorten_list(map(str, blind), _MAX_NAMED)}",
         expected="speed and width of both ends of the link, maximum and current",
         observed=f"{host.name} {'lists no port above it' if no_port else 'does not give them'}",
         source="LnkCap and LnkSta of lspci -vvv, which it shows to root only",

@@ -26,7 +26,7 @@ from homenode.machine.peer_route import (
     peer_routes,
 )
 from homenode.machine.topology import Host
-from homenode.text import first_few, plural
+from homenode.text import plural, shorten_list
 
 _OWN_DRIVERS = {"nvidia", "amdgpu", "xe", "i915"}
 """Drivers of GPUs that the host itself uses. A GPU without a driver counts as reserved for a VM."""
@@ -131,13 +131,13 @@ def _make_finding(
     certain = is_rdma and (is_passed(route.requester) or route.target.bdf in passed_gpus)
     harms = certain or not fault.is_vm
     rate = expect_bytes_per_s(host, route)
-    observed = f"{fault.meaning}; port {first_few(map(str, ports), _MAX_NAMED)}"
+    observed = f"{fault.meaning}; port {shorten_list(map(str, ports), _MAX_NAMED)}"
     if rate is not None and fault.case != "blocked":
         observed += f"; about {format_rate(rate)} of {format_rate(rate / THROUGH_ROOT)}"
     return finding(
         "p2p-redirected",
         f"{plural(len(pairs), 'pair')} of {devices} below one switch: "
-        f"{first_few(pairs, _MAX_NAMED)}",
+        f"{shorten_list(pairs, _MAX_NAMED)}",
         expected="transfers between them that stay below their switch"
         if harms
         else "isolation by ACS for VMs, at this price",
@@ -150,7 +150,7 @@ def _make_finding(
             "port": ports[0],
             "requester": route.requester.bdf,
             "physical": physical[0],
-            "others": f" (and {first_few(map(str, physical[1:]), 2)})" if physical[1:] else "",
+            "others": f" (and {shorten_list(map(str, physical[1:]), 2)})" if physical[1:] else "",
             "bits": f"{DIRECT_TRANSLATED_BIT:04x}",
         },
         source=_SOURCE,

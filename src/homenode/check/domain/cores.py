@@ -16,14 +16,14 @@ from homenode.findings import Finding, Severity, Subject, finding
 from homenode.machine.pci import DeviceKind, PciDevice, PciInterrupt
 from homenode.machine.topology import Host
 from homenode.plan.shape.caches import (
+    count_llc_threads,
     find_shared_llcs,
     guest_cpu,
     guest_l3_groups,
-    llc_threads,
     read_cache,
     read_topology,
 )
-from homenode.text import first_few, format_cpus, plural
+from homenode.text import format_cpus, plural, shorten_list
 from homenode.vm.domain.document import Document
 from homenode.vm.model import GuestCache, Vm
 
@@ -153,7 +153,7 @@ def _check_cache(facts: Vm, host: Host) -> Iterator[Finding]:
     if facts.architecture != "x86_64" or not facts.is_pinned or llcs is None:
         return
     cache, shape = read_cache(facts), read_topology(facts, facts.vcpus)
-    guest_l3 = guest_l3_groups(cache, shape, guest_cpu(host, facts), llc_threads(host, llcs))
+    guest_l3 = guest_l3_groups(cache, shape, guest_cpu(host, facts), count_llc_threads(host, llcs))
     lying = [group for group in guest_l3 or () if not any(group <= llc for llc in llcs.groups)]
     if not lying:
         return
@@ -173,7 +173,7 @@ _CONTROL = "/sys/devices/system/cpu/smt/control"
 def check_threads(facts: Vm, host: Host) -> Iterator[Finding]:
     """Yield a guest with siblings where SMT is off, and QEMU's own threads on vCPUs' siblings."""
     yield from _find_smt_off(facts, host)
-    yield from _emulator_on_siblings(facts, host)
+    yield from _check_emulator(facts, host)
 
 
 def _find_smt_off(facts: Vm, host: Host) -> Iterator[Finding]:
@@ -205,7 +205,7 @@ def _find_smt_off(facts: Vm, host: Host) -> Iterator[Finding]:
     )
 
 
-def _emulator_on_siblings(facts: Vm, host: Host) -> Iterator[Finding]:
+def _check_emulator(facts: Vm, host: Host) -> Iterator[Finding]:
     """Find emulator threads on siblings of vCPUs while cores without vCPUs are free."""
     emulator, vcpus = facts.emulator_pus, facts.pinned_pus
     if emulator is None or not facts.is_pinned:
@@ -242,7 +242,7 @@ def check_isolation(facts: Vm, host: Host) -> Iterator[Finding]:
     yield from _check_siblings(ours, isolated_cpus, facts.pinned_pus, host)
 
 
-def rcu_nocbs(host: Host) -> CpuSet | None:
+def read_rcu_nocbs(host: Host) -> CpuSet | None:
     """Return the CPUs whose RCU callbacks are offloaded from boot; None if the command line is
     unknown. A list that only the kernel understands ("all", "N") counts as all CPUs."""
     line = host.settings.kernel_command_line
@@ -261,7 +261,7 @@ def rcu_nocbs(host: Host) -> CpuSet | None:
 
 def _check_ticks(ours: CpuSet, host: Host) -> Iterator[Finding]:
     ticking = ours - CpuSet(pu.index for pu in host.pus if pu.nohz_full)
-    offloaded_cpus = rcu_nocbs(host)
+    offloaded_cpus = read_rcu_nocbs(host)
     if not ticking or offloaded_cpus is None:
         return
     callbacks = ticking - offloaded_cpus
@@ -309,8 +309,8 @@ def check_interrupts(facts: Vm, host: Host) -> Iterator[Finding]:
     if not any(pin is not None and len(pin) <= 2 for pin in facts.vcpu_pins):
         return  # vCPUs that float over sets move out of the way
     ours = facts.pinned_pus
-    yield from _host_interrupts(facts, ours, host)
-    yield from _vm_interrupts(facts, ours, host)
+    yield from _check_host_interrupts(facts, ours, host)
+    yield from _check_vm_interrupts(facts, ours, host)
 
 
 def _is_given_away(device: PciDevice) -> bool:
@@ -322,7 +322,7 @@ def _is_spread(interrupts: tuple[PciInterrupt, ...], host: Host) -> bool:
     return len(reached_cpus) >= _SPREAD_RATIO * len(host.online_pus)
 
 
-def _host_interrupts(facts: Vm, ours: CpuSet, host: Host) -> Iterator[Finding]:
+def _check_host_interrupts(facts: Vm, ours: CpuSet, host: Host) -> Iterator[Finding]:
     passed_bdfs = {hostdev.bdf for hostdev in facts.hostdevs}
     quiet = host.isolated_pus
     on_vcpus: list[tuple[PciDevice, PciInterrupt]] = []
@@ -368,10 +368,10 @@ def _format_interrupts(interrupts: list[tuple[PciDevice, PciInterrupt]]) -> str:
         f"IRQ {interrupt.number} of {device.bdf} ({device.driver}) on CPU {interrupt.pus}"
         for device, interrupt in interrupts
     )
-    return first_few(texts, _MAX_NAMED)
+    return shorten_list(texts, _MAX_NAMED)
 
 
-def _vm_interrupts(facts: Vm, ours: CpuSet, host: Host) -> Iterator[Finding]:
+def _check_vm_interrupts(facts: Vm, ours: CpuSet, host: Host) -> Iterator[Finding]:
     """Find passed-through devices whose interrupts are all handled by another package."""
     nodes = find_nodes(ours, host)
     packages = {node.package for node in host.nodes if node.index in nodes} - {None}

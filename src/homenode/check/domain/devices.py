@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from msgspec import Struct
 
 from homenode.bdf import Bdf
-from homenode.check.domain.pins import name_neighbour, severity_of_neighbour
+from homenode.check.domain.pins import name_neighbour, rate_neighbour
 from homenode.cpuset import CpuSet, NodeIndex
 from homenode.findings import Finding, Severity, finding
 from homenode.machine.pci import DeviceKind, PciDevice, is_viable_driver
@@ -19,24 +19,24 @@ from homenode.plan.devices.brought import list_nvswitch_gpus
 from homenode.plan.shape.aperture import (
     DEFAULT_ADDRESS_BITS,
     DEFAULT_WINDOW_BYTES,
-    prefetchable_window_bytes,
+    compute_window_bytes,
 )
 from homenode.plan.shape.guest_numa import find_initiator_nodes, is_grace
 from homenode.text import plural
 from homenode.units import GIB, KIB, MIB, format_bytes, format_limit
 from homenode.vm.domain.document import Document
-from homenode.vm.domain.hostdevs import element_of_bdf, read_initiators
+from homenode.vm.domain.hostdevs import map_hostdevs, read_initiators
 from homenode.vm.domain.iommu import has_iommufd
 from homenode.vm.gpu_parts import (
     add_mediated,
     check_mediated,
-    functions_of_parts,
+    find_part_functions,
     list_parts,
 )
-from homenode.vm.model import EXPANDER, GuestHostdev, GuestPciController, Vm, cell_of_hostdev
+from homenode.vm.model import EXPANDER, GuestHostdev, GuestPciController, Vm, find_hostdev_cell
 
 
-def devices_alone(facts: Vm) -> Iterator[Finding]:
+def check_devices_alone(facts: Vm) -> Iterator[Finding]:
     """Check expander buses against the machine type, and ACPI, without a host."""
     expanders = [c for c in facts.controllers if c.model == EXPANDER]
     if expanders and not (facts.is_q35 or facts.is_virt):
@@ -47,10 +47,10 @@ def devices_alone(facts: Vm) -> Iterator[Finding]:
             observed=f"{facts.machine or 'the default'} with {len(expanders)} of them",
             case=None if facts.architecture == "x86_64" else "other architecture",
         )
-    yield from _acpi_missing(facts, expanders)
+    yield from _check_acpi(facts, expanders)
 
 
-def _acpi_missing(facts: Vm, expanders: list[GuestPciController]) -> Iterator[Finding]:
+def _check_acpi(facts: Vm, expanders: list[GuestPciController]) -> Iterator[Finding]:
     """Find cells and expander buses that the guest cannot see without ACPI."""
     # On aarch64 the device tree has the cells.
     has_cells = bool(facts.cells) and facts.architecture != "aarch64"
@@ -80,7 +80,7 @@ def devices_on_host(facts: Vm, host: Host) -> Iterator[Finding]:
             observed="no PCI functions in its source",
         )
         return
-    shows_some = bool(functions_of_parts(host))
+    shows_some = bool(find_part_functions(host))
     for uuid in check_mediated(facts, host):
         yield finding(
             "device-not-on-host" if shows_some else "devices-unknown",
@@ -140,7 +140,7 @@ def _check_use(facts: Vm, host: Host, device: Bdf | str) -> Iterator[Finding]:
                 device,
                 expected="a device that no other VM has",
                 observed=f"{name_neighbour(domain)} has it",
-                severity=severity_of_neighbour(domain),
+                severity=rate_neighbour(domain),
             )
 
 
@@ -185,7 +185,7 @@ def _place(facts: Vm, hostdev: GuestHostdev, node: NodeIndex | None) -> Iterator
     homes = [cell.id for cell in facts.cells if node in cell.nodes]
     if not homes:
         return  # the guest has no memory there: no cell is the device's
-    cell = cell_of_hostdev(facts, hostdev)
+    cell = find_hostdev_cell(facts, hostdev)
     expected = (
         f"the expander bus of cell {CpuSet(homes)}, whose memory is on the device's node {node}"
     )
@@ -223,7 +223,7 @@ def _check_initiators(
     """Find Grace GPUs without guest NUMA nodes for their memory."""
     if not facts.is_virt:
         return
-    elements = element_of_bdf(document)
+    elements = map_hostdevs(document)
     nodes_of = find_initiator_nodes(host, [device for device in devices if is_grace(device)])
     short = {
         bdf: (count, len(nodes))
@@ -315,7 +315,7 @@ def find_limits(facts: Vm, devices: list[PciDevice]) -> DeviceLimits:
     )
     total_bytes = facts.memory_bytes + facts.memory_device_bytes
     page = facts.page_bytes or 4 * KIB
-    window = prefetchable_window_bytes(devices)
+    window = compute_window_bytes(devices)
     regions = len(devices) * _OWN_BARS + 8
     entries = regions
     if facts.launch_security is not None:
@@ -325,11 +325,11 @@ def find_limits(facts: Vm, devices: list[PciDevice]) -> DeviceLimits:
         iommu_pages=-(-(total_bytes + bars) // page),
         dma_entries=entries,
         window_bytes=window,
-        address_bits=_address_bits(max(total_bytes, facts.max_memory_bytes or 0), window),
+        address_bits=_compute_address_bits(max(total_bytes, facts.max_memory_bytes or 0), window),
     )
 
 
-def _address_bits(memory_bytes: int, window: int) -> int:
+def _compute_address_bits(memory_bytes: int, window: int) -> int:
     """Firmware puts the window at a multiple of its own size above the memory."""
     if not window:
         return (memory_bytes + _LOW_WINDOW_BYTES - 1).bit_length()

@@ -13,15 +13,15 @@ from homenode.check.domain.cores import (
     check_windows,
 )
 from homenode.check.domain.devices import (
+    check_devices_alone,
     check_limits,
     check_passthrough,
     describe_limits,
-    devices_alone,
     devices_on_host,
     find_limits,
     list_passed_devices,
 )
-from homenode.check.domain.memory import check_memory, memory_alone, memory_on_host
+from homenode.check.domain.memory import check_memory, check_memory_alone, memory_on_host
 from homenode.check.domain.pins import (
     check_pins,
     find_nodes,
@@ -33,10 +33,10 @@ from homenode.check.domain.pins import (
 from homenode.findings import Finding, Severity, add_source
 from homenode.machine.topology import Host
 from homenode.text import format_cpus, format_nodes, plural
-from homenode.units import whole_number
+from homenode.units import parse_whole
 from homenode.vm.domain.crosscheck import check_references
 from homenode.vm.domain.document import Document
-from homenode.vm.domain.hostdevs import hostdev_elements
+from homenode.vm.domain.hostdevs import list_hostdev_elements
 from homenode.vm.model import Vm
 
 
@@ -45,8 +45,8 @@ def check_domain(facts: Vm, document: Document | None, host: Host) -> list[Findi
     findings = []
     if document is not None:
         findings += [*check_references(document), *check_windows(facts, document)]
-    findings += [*pins_alone(facts), *memory_alone(facts)]
-    findings += [*devices_alone(facts), *check_limits(facts, document, host)]
+    findings += [*pins_alone(facts), *check_memory_alone(facts)]
+    findings += [*check_devices_alone(facts), *check_limits(facts, document, host)]
     findings += check_topology(facts, document, host)
     if host.pus:
         findings += [*pins_on_host(facts, host), *check_pins(facts, host)]
@@ -87,7 +87,7 @@ def _weigh(finding: Finding, facts: Vm, host: Host) -> Finding:
     )
 
 
-def domain_checked(facts: Vm, host: Host) -> list[str]:
+def list_domain_checks(facts: Vm, host: Host) -> list[str]:
     """Return the areas that check_domain checked, for people."""
     lines = [
         f"{facts.source}: references, pins, guest topology, memory, devices and limits of "
@@ -121,13 +121,13 @@ def locate(findings: Iterable[Finding], document: Document) -> Iterator[Finding]
     """Yield the findings; those about an element of the document with "file:line" as source."""
     lines: dict[str | tuple[str, int] | Bdf, int] = {
         bdf: element.line
-        for bdf, element in reversed(hostdev_elements(document))
+        for bdf, element in reversed(list_hostdev_elements(document))
         if element.name == "hostdev"
     }
     cells = 0
     for element in document.root.walk():
         lines.setdefault(f"<{element.name}>", element.line)
-        number = whole_number(element.get(_NUMBER_OF.get(element.name, "")))
+        number = parse_whole(element.get(_NUMBER_OF.get(element.name, "")))
         if element.name == "cell":
             number, cells = cells if number is None else number, cells + 1
         if number is not None:

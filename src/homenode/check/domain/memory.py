@@ -14,7 +14,7 @@ from homenode.findings import Finding, Severity, Subject, finding
 from homenode.machine.pci import DeviceKind
 from homenode.machine.topology import Host, MemoryKind, NumaNode
 from homenode.plan.memory import qemu_bytes
-from homenode.plan.request import default_huge_page_bytes
+from homenode.plan.request import choose_huge_page_bytes
 from homenode.text import format_nodes, plural
 from homenode.units import GIB, format_bytes
 from homenode.vm.domain.document import Document
@@ -35,7 +35,7 @@ class _MemoryDemand(Struct, frozen=True):
     mode: str
 
 
-def memory_alone(facts: Vm) -> Iterator[Finding]:
+def check_memory_alone(facts: Vm) -> Iterator[Finding]:
     """Check the memory without a host: whether VFIO may lock it."""
     if not facts.hostdevs or facts.hard_limit_bytes is None:
         return
@@ -59,12 +59,12 @@ def memory_on_host(facts: Vm, host: Host) -> Iterator[Finding]:
     node_at = {int(node.index): node for node in host.nodes}
     all_nodes = CpuSet(i for i, node in node_at.items() if node.memory_kind is not MemoryKind.GPU)
     demands = [*_list_demands(facts), *(_unbound_demands(facts, all_nodes) if all_nodes else ())]
-    for demand in (*demands, *_binding_with_cells(facts, demands)):
-        yield from _nodes_exist(demand, node_at, host, facts.source)
+    for demand in (*demands, *_bind_with_cells(facts, demands)):
+        yield from _check_nodes(demand, node_at, host, facts.source)
     yield from _check_qemu_memory(facts, demands, [node_at[i].memory_bytes for i in all_nodes])
     running = _is_running(facts, host)
     if any(demand.page_bytes == 0 for demand in demands):
-        default = default_huge_page_bytes(host)
+        default = choose_huge_page_bytes(host)
         demands = [replace(d, page_bytes=default) if d.page_bytes == 0 else d for d in demands]
     sizes = {demand.page_bytes for demand in demands}
     for size in sorted(sizes, key=lambda size: -1 if size is None else size):
@@ -141,7 +141,7 @@ def _unbound_demands(facts: Vm, all_nodes: CpuSet) -> Iterator[_MemoryDemand]:
         yield _MemoryDemand(subject, all_nodes, part.memory_bytes, part.page_bytes, mode)
 
 
-def _binding_with_cells(facts: Vm, demands: list[_MemoryDemand]) -> Iterator[_MemoryDemand]:
+def _bind_with_cells(facts: Vm, demands: list[_MemoryDemand]) -> Iterator[_MemoryDemand]:
     """Check <numatune><memory> if every cell has its own nodes: libvirt checks these nodes too."""
     if facts.binding is not None:
         mode, nodes = facts.binding
@@ -149,7 +149,7 @@ def _binding_with_cells(facts: Vm, demands: list[_MemoryDemand]) -> Iterator[_Me
             yield _MemoryDemand("<numatune>", nodes, 0, None, mode)
 
 
-def _nodes_exist(
+def _check_nodes(
     demand: _MemoryDemand, node_at: dict[int, NumaNode], host: Host, source: str
 ) -> Iterator[Finding]:
     missing = demand.nodes - CpuSet(node_at)
@@ -304,13 +304,13 @@ def check_memory(facts: Vm, document: Document | None, host: Host) -> Iterator[F
     if len(host.nodes) < 2:
         return
     if not is_bound_by_numad(document):
-        yield from _unbound_next_to_vcpus(facts, host)
+        yield from _check_unbound(facts, host)
     yield from _check_modes(facts)
-    yield from _gpu_nodes(facts, host)
-    yield from _far_devices(facts, host)
+    yield from _check_gpu_nodes(facts, host)
+    yield from _check_far_devices(facts, host)
 
 
-def _unbound_next_to_vcpus(facts: Vm, host: Host) -> Iterator[Finding]:
+def _check_unbound(facts: Vm, host: Host) -> Iterator[Finding]:
     if not facts.is_pinned:
         return
     vcpu_nodes = find_nodes(facts.pinned_pus, host)
@@ -368,7 +368,7 @@ def _check_modes(facts: Vm) -> Iterator[Finding]:
         )
 
 
-def _gpu_nodes(facts: Vm, host: Host) -> Iterator[Finding]:
+def _check_gpu_nodes(facts: Vm, host: Host) -> Iterator[Finding]:
     gpu_nodes = CpuSet(n.index for n in host.nodes if n.memory_kind is MemoryKind.GPU)
     bound = facts.memory_nodes
     if not bound.isdisjoint(gpu_nodes):
@@ -380,7 +380,7 @@ def _gpu_nodes(facts: Vm, host: Host) -> Iterator[Finding]:
         )
 
 
-def _far_devices(facts: Vm, host: Host) -> Iterator[Finding]:
+def _check_far_devices(facts: Vm, host: Host) -> Iterator[Finding]:
     """Find devices in packages without vCPUs and memory of the VM."""
     if not facts.is_pinned:
         return
@@ -397,7 +397,7 @@ def _far_devices(facts: Vm, host: Host) -> Iterator[Finding]:
     cores = facts.vcpus // facts.threads_per_core
     divides = not homes or cores % len(homes) == 0
     divides = divides and not any(node.memory_bytes == 0 for node in host.nodes if node.pus)
-    near_nodes = _packages_whole(vm_nodes, host)
+    near_nodes = _add_package_nodes(vm_nodes, host)
     for device in pulling:
         if device.node is not None and int(device.node) not in near_nodes:
             yield finding(
@@ -411,7 +411,7 @@ def _far_devices(facts: Vm, host: Host) -> Iterator[Finding]:
             )
 
 
-def _packages_whole(nodes: CpuSet, host: Host) -> CpuSet:
+def _add_package_nodes(nodes: CpuSet, host: Host) -> CpuSet:
     """Return these nodes and the other nodes of their packages."""
     packages = {node.package for node in host.nodes if node.index in nodes} - {None}
     return nodes | CpuSet(node.index for node in host.nodes if node.package in packages)

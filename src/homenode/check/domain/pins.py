@@ -59,7 +59,7 @@ def pins_on_host(facts: Vm, host: Host) -> Iterator[Finding]:
     yield from _check_pin_counts(facts, host)
     yield from _check_existence(facts, host)
     yield from _check_cores(facts, host)
-    yield from _cells_at_home(facts, host)
+    yield from _check_cells(facts, host)
     yield from _helpers_at_home(facts, host)
     yield from _check_other_vms(facts, host)
 
@@ -151,7 +151,7 @@ def _check_cores(facts: Vm, host: Host) -> Iterator[Finding]:
             )
 
 
-def _cells_at_home(facts: Vm, host: Host) -> Iterator[Finding]:
+def _check_cells(facts: Vm, host: Host) -> Iterator[Finding]:
     present = CpuSet(pu.index for pu in host.pus)
     for cell in facts.cells:
         near_pus = CpuSet.union(node.pus for node in host.nodes if node.index in cell.nodes)
@@ -221,7 +221,7 @@ def _check_other_vms(facts: Vm, host: Host) -> Iterator[Finding]:
                 format_cpus(shared_cpus),
                 expected="cores without other VMs",
                 observed=f"vCPUs of {name_neighbour(domain)}",
-                severity=severity_of_neighbour(domain),
+                severity=rate_neighbour(domain),
             )
 
 
@@ -231,7 +231,7 @@ def name_neighbour(domain: RunningDomain) -> str:
     return f"running domain {domain.name!r}{doubt}"
 
 
-def severity_of_neighbour(domain: RunningDomain) -> Severity | None:
+def rate_neighbour(domain: RunningDomain) -> Severity | None:
     """Return inconclusive for a domain with a redacted name, else None, the usual one."""
     return Severity.INCONCLUSIVE if domain.has_pseudonym else None
 
@@ -244,9 +244,9 @@ def check_pins(facts: Vm, host: Host) -> Iterator[Finding]:
     if facts.is_pinned:
         yield from _check_llcs(facts, host)
         yield from _check_kinds(facts, host)
-        yield from _host_core(facts, host)
+        yield from _check_host_core(facts, host)
         if not is_flat_by_evidence(facts, host):
-            yield from _flat_over_nodes(facts, host)
+            yield from _check_flat_guest(facts, host)
         yield from _check_helpers(facts)
     yield from _check_isolation(facts, host)
 
@@ -319,7 +319,7 @@ def _check_kinds(facts: Vm, host: Host) -> Iterator[Finding]:
     )
 
 
-def _host_core(facts: Vm, host: Host) -> Iterator[Finding]:
+def _check_host_core(facts: Vm, host: Host) -> Iterator[Finding]:
     """Find vCPUs on every core of the host, if the cores are known and one is reserved."""
     reserve = host.reserve or DEFAULT_HOST_RESERVE
     cores = [core.pus for core in host.cores]
@@ -350,7 +350,7 @@ def is_flat_by_evidence(facts: Vm, host: Host) -> bool:
     )
 
 
-def _flat_over_nodes(facts: Vm, host: Host) -> Iterator[Finding]:
+def _check_flat_guest(facts: Vm, host: Host) -> Iterator[Finding]:
     if facts.cells and len(facts.cells) > 1:
         return
     nodes = find_nodes(facts.pinned_pus, host)

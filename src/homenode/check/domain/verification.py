@@ -7,14 +7,14 @@ Source: <cputune>, <iotune> and <bandwidth> of https://libvirt.org/formatdomain.
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 
-from homenode.check.domain.devices import devices_alone, devices_on_host
-from homenode.check.domain.memory import memory_alone, memory_on_host
+from homenode.check.domain.devices import check_devices_alone, devices_on_host
+from homenode.check.domain.memory import check_memory_alone, memory_on_host
 from homenode.check.domain.pins import pins_alone, pins_on_host
 from homenode.errors import InputError
 from homenode.findings import Finding, Findings, Severity, add_source, finding, sort_findings
 from homenode.machine.topology import Host
-from homenode.text import first_few
-from homenode.units import whole_number
+from homenode.text import shorten_list
+from homenode.units import parse_whole
 from homenode.vm.domain.codec import ROWS, SINCE, STEPS, UNSAID, is_older
 from homenode.vm.domain.controllers import edit_aperture, edit_controllers
 from homenode.vm.domain.cpu import edit_cpu
@@ -45,8 +45,8 @@ def verify_document(
         *check_schema(schema_errors, parse_result),
         *check_references(document),
         *pins_alone(facts),
-        *memory_alone(facts),
-        *devices_alone(facts),
+        *check_memory_alone(facts),
+        *check_devices_alone(facts),
         *check_throttle(document),
     ]
     checks = ["schema, references, sums, PCI addresses, bus windows"]
@@ -55,7 +55,7 @@ def verify_document(
         findings += pins_on_host(facts, host)
         findings += memory_on_host(facts, host)
         findings += devices_on_host(facts, host)
-        findings += versions_on_host(document, facts, host)
+        findings += check_versions(document, facts, host)
         parts = "CPUs, nodes, memory and " if host.pus else ""
         checks.append(f"{parts}devices of {host.name}")
     if plan is not None:
@@ -66,7 +66,7 @@ def verify_document(
         checks.append("every element of the layout")
         if plan.layout.cells == "host" and plan.layout.pcie == "keep":
             findings = [finding for finding in findings if finding.id != "device-without-cell"]
-            findings += _left_on_root(plan)
+            findings += _report_root_devices(plan)
     answer = sort_findings(add_source(findings, document.source))
     return Findings(checked=tuple(checks), findings=answer)
 
@@ -87,7 +87,7 @@ def _check_record(facts: Vm, host: Host) -> Iterator[Finding]:
     )
 
 
-def _left_on_root(plan: Plan) -> Iterator[Finding]:
+def _report_root_devices(plan: Plan) -> Iterator[Finding]:
     """Report devices that the layout leaves on the root bus, as planned."""
     root_devices = [str(device.bdf) for device in plan.vm.hostdevs if device.cell is None]
     if root_devices:
@@ -139,7 +139,7 @@ _ALSO_RUN = {"x86_64": ("i686",), "aarch64": ("armv7l", "armv6l"), "ppc64le": ("
 """Guests that KVM runs besides those of the host's own architecture."""
 
 
-def versions_on_host(document: Document, guest: Vm, host: Host) -> Iterator[Finding]:
+def check_versions(document: Document, guest: Vm, host: Host) -> Iterator[Finding]:
     """Find elements newer than the host's programs, and machines that KVM cannot run there."""
     run = (host.architecture, *_ALSO_RUN.get(host.architecture or "", ()))
     is_known = host.architecture is not None and guest.domain_type == "kvm"
@@ -288,7 +288,7 @@ def _list_elements(element: Element, above: str) -> Iterator[_Part]:
 
 
 def _first_texts(texts: list[str]) -> str:
-    return first_few(texts, _SHOWN) or "none"
+    return shorten_list(texts, _SHOWN) or "none"
 
 
 _PERIOD_US = 100_000
@@ -327,14 +327,14 @@ def _check_quotas(document: Document, tune: Element) -> Iterator[Finding]:
     for quota, period, subject in _QUOTAS:
         share = _compute_share(tune, quota, period)
         if share is not None and share < 1:
-            yield _quota_finding(subject, share, f"<{quota}>")
+            yield _make_quota_finding(subject, share, f"<{quota}>")
     vcpus = _number(document.root.value("vcpu")) or 1
     share = _compute_share(tune, "global_quota", "global_period")
     if share is not None and share < vcpus:
-        yield _quota_finding(f"all {vcpus} vCPUs together", share, "<global_quota>")
+        yield _make_quota_finding(f"all {vcpus} vCPUs together", share, "<global_quota>")
 
 
-def _quota_finding(subject: str, share: float, element: str) -> Finding:
+def _make_quota_finding(subject: str, share: float, element: str) -> Finding:
     return finding(
         "cpu-quota",
         subject,
@@ -353,7 +353,7 @@ def _compute_share(tune: Element, quota: str, period: str) -> float | None:
 
 def _number(text: str | None) -> int | None:
     """Return a number; None for a negative number (no limit); libvirt rejects other texts."""
-    return whole_number(text, digits=_MAX_DIGITS)
+    return parse_whole(text, digits=_MAX_DIGITS)
 
 
 def check_transfers(document: Document) -> Iterator[Finding]:

@@ -9,8 +9,8 @@ from homenode.bdf import Bdf
 from homenode.cpuset import CpuSet
 from homenode.machine.topology import Host
 from homenode.plan.shape.caches import find_shared_llcs
-from homenode.vm.guest_observation import GuestPath, path_of_address
-from homenode.vm.model import GuestHostdev, Vm, VmCell, cell_of_hostdev
+from homenode.vm.guest_observation import GuestPath, find_guest_path
+from homenode.vm.model import GuestHostdev, Vm, VmCell, find_hostdev_cell
 
 
 class ExpectedDevice(Struct, frozen=True):
@@ -87,8 +87,8 @@ def build_expectation(
 
     def device(hostdev: GuestHostdev) -> ExpectedDevice:
         address = address_of[hostdev.bdf]
-        path = None if address is None else path_of_address(address, really.controllers)
-        cell = cell_of_hostdev(vm, hostdev)
+        path = None if address is None else find_guest_path(address, really.controllers)
+        cell = find_hostdev_cell(vm, hostdev)
         real = None if host is None else host.find_device(hostdev.bdf)
         ids = (None, None) if real is None else (real.vendor_id, real.device_id)
         return ExpectedDevice(hostdev.bdf, cell, path, *ids)

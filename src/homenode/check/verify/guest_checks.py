@@ -16,12 +16,12 @@ from homenode.cpuset import CpuSet
 from homenode.findings import Finding, Severity, add_source, finding
 from homenode.machine.pci import PciDevice
 from homenode.machine.topology import Host, NumaNode
-from homenode.text import first_few
+from homenode.text import shorten_list
 from homenode.units import MIB, format_bytes
 from homenode.vm.facts import FactValues, VmComparison, VmFact, compare, get_value, list_cell_values
 from homenode.vm.guest_observation import (
     Observation,
-    path_of_address,
+    find_guest_path,
 )
 from homenode.vm.model import Vm, VmCell
 
@@ -82,7 +82,7 @@ _KERNEL_FACTS = (
 """Facts that a guest's kernel reports, except memory: rows as in vm/facts.py."""
 
 
-def _memory_row(kernel_bytes: int) -> VmFact:
+def _make_memory_row(kernel_bytes: int) -> VmFact:
     """Return the row of each node's memory, of which the kernel may reserve a part."""
 
     def room(vm: Vm) -> FactValues:
@@ -148,7 +148,7 @@ class GuestComparison(Struct, frozen=True):
         """Yield every line except those of devices, the most interesting first."""
         nodes = self.node_of_cell.items()
         unknown = {f"memory of cell {cell}" for cell, n in nodes if n.memory_bytes is None}
-        facts = (*_KERNEL_FACTS, _memory_row(self.kernel_bytes))
+        facts = (*_KERNEL_FACTS, _make_memory_row(self.kernel_bytes))
         for comparison in compare(_build_promised_vm(self.expected), self._shown_vm(), facts):
             if comparison.title in unknown:
                 comparison = replace(comparison, observed="not given", agree=False)
@@ -349,7 +349,7 @@ def _groups(
 def _format_groups(groups: tuple[CpuSet, ...]) -> str:
     if not groups:
         return "none"
-    return f"{len(groups)}: {first_few(map(str, groups), 8, '  ')}"
+    return f"{len(groups)}: {shorten_list(map(str, groups), 8, '  ')}"
 
 
 def _is_other(device: ExpectedDevice, function: PciDevice) -> bool:
@@ -417,7 +417,7 @@ def view_of_guest(expectation: Expectation, guest: Host, host: Host | None) -> G
     if offline and len(observation.vcpus) == expectation.vm.vcpus_online:
         expectation = remove_vcpus(expectation, offline)
     both = GuestComparison(expectation, observation)
-    lines = (*both.list_checks(), *_huge_pages(observation), *both.check_devices(host))
+    lines = (*both.list_checks(), *_check_huge_pages(observation), *both.check_devices(host))
     return GuestView("the guest", lines, observation)
 
 
@@ -439,7 +439,7 @@ def stand_in_expectation(expectation: Expectation, stand_in: MinimalGuest) -> Ex
         devices=tuple(
             replace(
                 device,
-                path=path_of_address(address_of[device.bdf], stand_in.vm.controllers)
+                path=find_guest_path(address_of[device.bdf], stand_in.vm.controllers)
                 if device.bdf in address_of
                 else None,
                 vendor_id=None,
@@ -450,7 +450,7 @@ def stand_in_expectation(expectation: Expectation, stand_in: MinimalGuest) -> Ex
     )
 
 
-def _huge_pages(observation: Observation) -> Iterator[Check]:
+def _check_huge_pages(observation: Observation) -> Iterator[Check]:
     """Check the guest's own huge pages: programs bound to a node without pages fail."""
     sizes = sorted({pool.page_bytes for node in observation.nodes for pool in node.page_pools})
     for size in sizes:

@@ -22,7 +22,7 @@ from msgspec import Struct, field
 
 from homenode.bdf import Bdf
 from homenode.change.journal import default_root
-from homenode.change.paused_start import PausedStart, open_paused_journal, while_paused
+from homenode.change.paused_start import PausedStart, open_paused_journal, run_while_paused
 from homenode.check.verify.live.capture import observe_running_domain
 from homenode.check.verify.live.checks import verify_live
 from homenode.cpuset import CpuSet
@@ -103,21 +103,21 @@ def list_created_files(document: Document) -> Iterator[CreatedFile]:
     nvram = root.find("os/nvram")
     if nvram is not None:
         path = nvram.value("source/@file") if nvram.get("type") == "file" else nvram.text.strip()
-        yield from _made_file("<nvram>", path, "on")
+        yield from _find_created_file("<nvram>", path, "on")
     for name in _CHARACTER_DEVICES:
         for device in root.all(f"devices/{name}"):
             if device.get("type") == "file":
-                yield from _made_file(
+                yield from _find_created_file(
                     f"<{name}>", device.value("source/@path"), device.value("source/@append")
                 )
-            yield from _made_file(
+            yield from _find_created_file(
                 f"<{name}>", device.value("log/@file"), device.value("log/@append")
             )
     for graphics in root.all("devices/graphics"):
         for element in (graphics, *graphics.all("listen")):
-            yield from _made_file("<graphics>", element.get("socket"), None)
+            yield from _find_created_file("<graphics>", element.get("socket"), None)
     for audio in root.all("devices/audio"):
-        yield from _made_file("<audio>", audio.get("path"), None)
+        yield from _find_created_file("<audio>", audio.get("path"), None)
     words = [
         argument.get("value") or ""
         for argument in qemu_arguments(document)
@@ -125,7 +125,7 @@ def list_created_files(document: Document) -> Iterator[CreatedFile]:
     ]
     for option, value in pairwise(words):
         if option in _FILE_OPTIONS:
-            yield from _made_file(option, value, None)
+            yield from _find_created_file(option, value, None)
         elif option in _PATH_OPTIONS:
             first, pairs = split_fields(value)
             properties = dict(pairs)
@@ -136,10 +136,10 @@ def list_created_files(document: Document) -> Iterator[CreatedFile]:
                 (properties.get("mem-path"), "on"),  # a backend keeps the file's content
                 (properties.get("file") if first == "filter-dump" else None, None),
             ):
-                yield from _made_file(option, path, append)
+                yield from _find_created_file(option, path, append)
 
 
-def _made_file(owner: str, path: str | None, append: str | None) -> Iterator[CreatedFile]:
+def _find_created_file(owner: str, path: str | None, append: str | None) -> Iterator[CreatedFile]:
     if path is not None and path.startswith("/"):
         yield CreatedFile(owner, path, is_emptied=append not in ("on", "yes"))
 
@@ -170,7 +170,7 @@ def verify_paused(
     step = PausedStart(virsh=on.virsh, uuid=uuid, name=name, makes=makes, locks=locks)
     journal = open_paused_journal(default_root(), on.virsh, uuid, name)
     try:
-        return while_paused(step, journal, lambda: _look(on, plan, host))
+        return run_while_paused(step, journal, lambda: _look(on, plan, host))
     except RejectedError as error:
         failure = finding("start-failed", name, "a start", error.message, on.virsh.connect)
         return Findings(checked=(f"{name}: started paused",), findings=(failure,))

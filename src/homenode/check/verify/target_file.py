@@ -22,7 +22,7 @@ from homenode.text import printable
 from homenode.vm.facts import diff
 from homenode.vm.model import Vm
 from homenode.vm.plan import KEPT, Plan
-from homenode.vm.targets.registry import VmFile, add_host_facts, target_named
+from homenode.vm.targets.registry import VmFile, add_host_facts, find_target
 from homenode.vm.targets.script import parse_pins
 from homenode.vm.targets.target import (
     Feature,
@@ -51,7 +51,7 @@ def verify_target(
     """Return the differences of the file from the plan, worst first. host: without it, facts that
     depend on the host are not compared. hook: the pinning script next to the file. Facts that the
     target cannot express are named, not compared. Raises ParseError."""
-    module = target_named(target)
+    module = find_target(target)
     vm = module.read_vm(content, source)
     missing_features = lost_features(module, plan)
     skipped_facts = _unsaid_facts(plan, vm, module, missing_features)
@@ -61,11 +61,11 @@ def verify_target(
         )
         for difference in diff(visible_vm(plan.vm, missing_features), vm, skipped_facts)
     ]
-    rendering = _written_again(content, source, target, plan, host)
+    rendering = _write_again(content, source, target, plan, host)
     if module.hook_suffix is not None:
         findings += _check_hook(hook, plan, source, rendering, module.hook_suffix)
     if not findings and rendering is not None:
-        findings += _missing_lines(content, rendering.document, source)
+        findings += _find_missing_lines(content, rendering.document, source)
     if not findings and plan.kept is not None and plan.kept_of == target:
         now = list_settings(module, content)
         findings += find_changed_settings(
@@ -96,11 +96,11 @@ def check_lost_features(
             )
 
 
-def _written_again(
+def _write_again(
     content: bytes, source: str, target: str, plan: Plan, host: Host | None
 ) -> Rendering | None:
     """Return the file with the plan, or None if the plan has another definition's addresses."""
-    module = target_named(target)
+    module = find_target(target)
     vm = VmFile(target, module.read_vm(content, source), content, source)
     vm = vm if host is None else add_host_facts(vm, host)
     indices = {controller.index for controller in plan.vm.controllers}
@@ -112,7 +112,7 @@ def _written_again(
     return module.render(plan, vm.guest, host, content, source)
 
 
-def _missing_lines(content: bytes, written_text: bytes, source: str) -> Iterator[Finding]:
+def _find_missing_lines(content: bytes, written_text: bytes, source: str) -> Iterator[Finding]:
     """Lines that the plan would write and the file does not have. Other lines are the user's."""
     count_of = Counter(line.strip() for line in content.splitlines())
     planned_lines = [line.strip() for line in written_text.splitlines()]
@@ -165,7 +165,7 @@ def _check_hook(
         yield _make_finding("hook script: emulator's CPUs", plan.vm.emulator_pus, emulator, source)
     planned_hook = None if rendering is None else dict(rendering.companions).get(suffix)
     if vcpus == plan.vcpu_pins and emulator == plan.vm.emulator_pus and planned_hook is not None:
-        yield from _missing_lines(hook, planned_hook, f"{source}: hook script")
+        yield from _find_missing_lines(hook, planned_hook, f"{source}: hook script")
 
 
 _SEEN = {
@@ -175,10 +175,10 @@ _SEEN = {
 """Features of a plan that a guest can see; pins, host nodes and huge pages are invisible to it."""
 
 
-def expectation_for_target(plan: Plan, target: str, host: Host | None = None) -> Expectation:
+def build_target_expectation(plan: Plan, target: str, host: Host | None = None) -> Expectation:
     """Return the expected state of a guest of that target, as far as the target can express it.
     host: for the devices' ids. Raises InputError for a plan that no file of the target can have."""
-    module = target_named(target)
+    module = find_target(target)
     features = lost_features(module, plan)
     _reject_plan_of_others(plan, module, target, features)
     shows_cells = module.support[Feature.DEVICE_CELLS].level is not SupportLevel.LOST
@@ -190,7 +190,7 @@ def expectation_for_target(plan: Plan, target: str, host: Host | None = None) ->
 
 def lost_in_guest(plan: Plan, target: str, source: str) -> Iterator[Finding]:
     """Yield findings on facts of the plan that the target cannot express: they are not compared."""
-    module = target_named(target)
+    module = find_target(target)
     yield from check_lost_features(module, lost_features(module, plan) & _SEEN, source)
 
 

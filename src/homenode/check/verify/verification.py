@@ -18,7 +18,7 @@ from homenode.check.verify.guest_checks import (
     find_untested_parts,
     view_of_guest,
 )
-from homenode.check.verify.target_file import expectation_for_target, lost_in_guest, verify_target
+from homenode.check.verify.target_file import build_target_expectation, lost_in_guest, verify_target
 from homenode.errors import InputError, UsageError
 from homenode.findings import Finding, Findings, add_gaps, sort_findings
 from homenode.machine.topology import Host, reject_unshown
@@ -34,7 +34,7 @@ from homenode.vm.model import Vm
 from homenode.vm.plan import Plan, vm_as_it_runs
 from homenode.vm.sources import load_host
 from homenode.vm.targets import libvirt
-from homenode.vm.targets.registry import TARGETS, recognize_kind, target_named
+from homenode.vm.targets.registry import TARGETS, find_target, recognize_kind
 from homenode.vm.targets.target import findings_for
 
 _SSH = "ssh:"
@@ -162,7 +162,7 @@ class _Answer(Struct, kw_only=True):
                 hint=command_line("homenode", "plan", source, *"-o FILE --save-plan P.json".split())
                 + ", then homenode verify FILE --plan P.json",
             )
-        module, script = target_named(target), None
+        module, script = find_target(target), None
         hook = None if module.hook_suffix is None else Path(source + module.hook_suffix)
         if hook is not None and hook.is_file():
             script = read_file(hook, "the hook that was written with it", max_bytes=_MAX_HOOK_BYTES)
@@ -170,7 +170,7 @@ class _Answer(Struct, kw_only=True):
         if self.request.boot is None:
             return
         if module.words_of is None:
-            can = (name for name in TARGETS if target_named(name).words_of is not None)
+            can = (name for name in TARGETS if find_target(name).words_of is not None)
             raise InputError(
                 f"{source}: expected a file for {' or '.join(can)} to boot, found a file for "
                 f"{module.title}",
@@ -185,7 +185,7 @@ class _Answer(Struct, kw_only=True):
         plan, host, target = self.plan, self.host, self.request.target
         guest = load_guest(source)
         if plan is not None and target is not None:
-            expectation = expectation_for_target(plan, target, host)
+            expectation = build_target_expectation(plan, target, host)
             self.findings += lost_in_guest(plan, target, guest.name)
             self.checked.append(f"the view of guest {guest.name} of {target}")
         else:

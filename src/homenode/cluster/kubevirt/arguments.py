@@ -9,7 +9,7 @@ from msgspec import Struct
 from homenode.cli.arguments import ExplainOption, JsonOption
 from homenode.errors import UsageError
 from homenode.option import Arg, Opt, size_bytes
-from homenode.units import GIB, whole_number
+from homenode.units import GIB, parse_whole
 from homenode.vm.plan_options import PciGranularity
 
 
@@ -44,13 +44,13 @@ def parse_version(value: object) -> tuple[int, int] | None:
     ((1, 9), None)
     """
     parts = str(value or "").removeprefix("v").split(".")
-    match [whole_number(part, digits=5) for part in parts[:2]]:
+    match [parse_whole(part, digits=5) for part in parts[:2]]:
         case [int(major), int(minor)]:
             return major, minor
     return None
 
 
-def whole_gib(text: str, option: str) -> int:
+def parse_whole_gib(text: str, option: str) -> int:
     """Return the GiB of a size. Raises UsageError for fractions."""
     suffix = "B" if text.endswith(("Ki", "Mi", "Gi", "Ti")) else ""  # as Kubernetes writes them
     gib, remainder = divmod(size_bytes(text + suffix, option), GIB)
@@ -91,7 +91,7 @@ class ManifestOptions(Struct, frozen=True, kw_only=True):
     gpus: Annotated[int, Opt("--gpus", "N")] = 8
     vcpus: Annotated[int, Opt("--vcpus", "N")] = 192
     memory_gib: Annotated[
-        int, Opt("--memory", "SIZE", parse=whole_gib, show=lambda gib: f"{gib}GiB")
+        int, Opt("--memory", "SIZE", parse=parse_whole_gib, show=lambda gib: f"{gib}GiB")
     ] = 512
     hook_version: Annotated[HookVersion, Opt("--hook-version", "NAME")] = HookVersion.V1ALPHA3
     kubevirt: Annotated[str, Opt("--kubevirt", "VERSION")] = "v1.6.0"

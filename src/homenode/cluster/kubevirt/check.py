@@ -20,27 +20,27 @@ from homenode.cluster.kubevirt.arguments import (
     ManifestOptions,
 )
 from homenode.cluster.kubevirt.kubelet import (
-    larger_vcpus,
-    page_count,
+    compute_shares,
+    count_pages,
+    list_ways_together,
     place_on_idle_node,
-    shares_of,
+    suggest_vcpus,
     threads_of,
-    ways_together,
 )
 from homenode.cluster.kubevirt.manifests import GRACE_IDS
 from homenode.cluster.kubevirt.object import (
     Cluster,
     find_value,
     format_quantity,
+    list_texts,
     parse_quantity,
-    texts_of_list,
 )
 from homenode.cluster.kubevirt.placing import CHOICES, GRANULARITY_ANNOTATION, HOOKS, hook_faults
 from homenode.cluster.kubevirt.vmi import HOOK_ANNOTATION, Vmi, build_guest, dedicate_cpus
 from homenode.findings import Finding, Findings, Severity, finding, sort_findings
 from homenode.machine.pci import PciDevice
 from homenode.machine.topology import Host
-from homenode.text import command_line, first_few, format_nodes, plural
+from homenode.text import command_line, format_nodes, plural, shorten_list
 from homenode.units import GIB, MIB, format_bytes
 from homenode.vm.model import Vm
 from homenode.vm.plan import Unplannable
@@ -50,9 +50,9 @@ _CLAIM_GATES = {"gpus": "GPUsWithDRA", "hostDevices": "HostDevicesWithDRA"}
 _ADMISSION = "KubeVirt, vmi-create-admitter.go"
 
 
-def _device_names(vmi: Vmi) -> frozenset[str]:
+def _list_device_names(vmi: Vmi) -> frozenset[str]:
     devices = [d for group in _CLAIM_GATES for d in vmi.list_at("domain", "devices", group)]
-    return texts_of_list([find_value(device, "deviceName") for device in devices])
+    return list_texts([find_value(device, "deviceName") for device in devices])
 
 
 class CheckedVmi(Struct, frozen=True):
@@ -70,9 +70,9 @@ class CheckedVmi(Struct, frozen=True):
     def has_grace(self) -> bool:
         """Whether the VM's GPUs are Grace GPUs, by the node or by the cluster's list of devices."""
         permitted_devices = (self.cluster and self.cluster.permitted) or {}
-        ids = {permitted_devices.get(name, "").upper() for name in _device_names(self.vmi)}
+        ids = {permitted_devices.get(name, "").upper() for name in _list_device_names(self.vmi)}
         if self.vmi.gpu_count and self.host is not None and self.host.whole_gpus:
-            ids = set(map(_pci_id, self.host.whole_gpus))
+            ids = set(map(_format_pci_id, self.host.whole_gpus))
         return not ids.isdisjoint(GRACE_IDS)
 
 
@@ -101,7 +101,7 @@ def check(vmi: Vmi, host: Host | None, cluster: Cluster | None) -> Findings:
             unknown.append(f"huge pages of {size}: capture the node with homenode capture")
         unknown.append("kubelet's reserved CPUs and its topology manager's policy")
         if unknown_names:
-            names_text = f"{first_few(unknown_names, 3)} of hostDevices"
+            names_text = f"{shorten_list(unknown_names, 3)} of hostDevices"
             unknown.append(f"whether {names_text} is a GPU: --kubevirt FILE with its PCI ids")
     sidecars = vmi.annotations.get(HOOK_ANNOTATION, "homenode")
     if "homenode" not in sidecars and HOOKS[0] not in sidecars:
@@ -161,7 +161,7 @@ def wrong_settings(subject: CheckedVmi) -> Iterator[Finding]:
 
 
 def guest_flat(subject: CheckedVmi) -> Iterator[Finding]:
-    shares = None if subject.host is None else shares_of(subject.vmi, subject.host)
+    shares = None if subject.host is None else compute_shares(subject.vmi, subject.host)
     if not subject.vmi.is_dedicated or subject.vmi.is_mapped:
         return
     if shares is None or not shares.is_apart:
@@ -243,7 +243,7 @@ def huge_page_size(subject: CheckedVmi) -> Iterator[Finding]:
         return
     if subject.host is None or page is None or not _has_pools(subject.host):
         return
-    if not page_count(subject.host, page):
+    if not count_pages(subject.host, page):
         yield finding(
             "huge-page-size",
             f"huge pages of {format_bytes(page)}",
@@ -257,7 +257,7 @@ def huge_page_size(subject: CheckedVmi) -> Iterator[Finding]:
 
 def huge_pages_short(subject: CheckedVmi) -> Iterator[Finding]:
     page = subject.guest.page_bytes
-    if subject.host is None or page is None or not page_count(subject.host, page):
+    if subject.host is None or page is None or not count_pages(subject.host, page):
         return
     pools = [pool for node in subject.host.nodes for pool in node.page_pools]
     free = sum(pool.free_pages for pool in pools if pool.page_bytes == page)
@@ -286,9 +286,9 @@ def gpus_short(subject: CheckedVmi) -> Iterator[Finding]:
             values={"fact": "the VM needs more GPUs than the node has"},
         )
         return
-    ids = set(map(_pci_id, subject.host.pci_devices))
+    ids = set(map(_format_pci_id, subject.host.pci_devices))
     permitted_devices = (subject.cluster and subject.cluster.permitted) or {}
-    for name in sorted(_device_names(subject.vmi) & permitted_devices.keys()):
+    for name in sorted(_list_device_names(subject.vmi) & permitted_devices.keys()):
         pci_id = permitted_devices[name].upper()
         if pci_id and not ids & {pci_id, _NO_ID}:
             yield finding(
@@ -328,7 +328,7 @@ def node_too_small(subject: CheckedVmi) -> Iterator[Finding]:
 
 def gpus_over_nodes(subject: CheckedVmi) -> Iterator[Finding]:
     vmi = subject.pinned_vmi
-    shares = None if subject.host is None else shares_of(vmi, subject.host)
+    shares = None if subject.host is None else compute_shares(vmi, subject.host)
     if subject.host is None or shares is None or not (shares.is_apart or shares.is_uneven):
         return
     counts = sorted(shares.gpus.items())
@@ -350,7 +350,7 @@ def gpus_over_nodes(subject: CheckedVmi) -> Iterator[Finding]:
     nodes = {*shares.gpus, *shares.cpus}
     count = shares.node_count
     nodes_words = format_nodes(nodes) if len(nodes) == count else plural(count, "node")
-    ways = tuple(ways_together(vmi, subject.host, shares))
+    ways = tuple(list_ways_together(vmi, subject.host, shares))
     yield finding(
         "gpus-over-nodes",
         _needs_text(subject),
@@ -372,19 +372,19 @@ def _manifest_options(subject: CheckedVmi, *options: str) -> dict[str, str]:
     vmi = subject.vmi
     words = ["--vm", vmi.name, *(("--namespace", vmi.namespace) if vmi.namespace else ())]
     devices = vmi.gpus or _host_devices(vmi)
-    resources = texts_of_list([find_value(device, "deviceName") for device in devices])
+    resources = list_texts([find_value(device, "deviceName") for device in devices])
     if len(resources) == 1 and resources != {ManifestOptions().gpu}:
         (resource,) = resources
         permitted_devices = (subject.cluster and subject.cluster.permitted) or {}
         ids = {permitted_devices.get(resource, "")} - {""}
         if vmi.gpus and subject.host is not None and not ids:
-            ids = set(map(_pci_id, subject.host.whole_gpus)) - {_NO_ID}
+            ids = set(map(_format_pci_id, subject.host.whole_gpus)) - {_NO_ID}
         words += ["--gpu", resource, "--gpu-id", *(ids if len(ids) == 1 else ("VENDOR:DEVICE",))]
     memory_gib = -(-subject.guest.memory_bytes // GIB) or ManifestOptions().memory_gib
     pinned, larger = subject.pinned_vmi, None
-    shares = None if subject.host is None else shares_of(pinned, subject.host)
+    shares = None if subject.host is None else compute_shares(pinned, subject.host)
     if subject.host and shares is not None and (shares.is_apart or shares.is_uneven):
-        larger = larger_vcpus(pinned, subject.host, shares)  # as the fix of gpus-over-nodes says
+        larger = suggest_vcpus(pinned, subject.host, shares)  # as the fix of gpus-over-nodes says
     for option, value, default in (
         ("--image", SIDECAR_IMAGE if subject.has_grace else None, None),
         ("--gpus", vmi.gpu_count or len(devices) or 1, ManifestOptions().gpus),
@@ -454,11 +454,11 @@ def device_not_permitted(subject: CheckedVmi) -> Iterator[Finding]:
     cluster = subject.cluster
     if cluster is None:
         return
-    gpu_names = texts_of_list([find_value(gpu, "deviceName") for gpu in subject.vmi.gpus])
-    if missing := sorted(_device_names(subject.vmi) - (cluster.permitted or {}).keys()):
+    gpu_names = list_texts([find_value(gpu, "deviceName") for gpu in subject.vmi.gpus])
+    if missing := sorted(_list_device_names(subject.vmi) - (cluster.permitted or {}).keys()):
         observed = "no list: the pod stays Pending unless a device plugin announces the device"
         if cluster.permitted is not None:
-            permitted_text = first_few(sorted(cluster.permitted), 3) or "no device"
+            permitted_text = shorten_list(sorted(cluster.permitted), 3) or "no device"
             observed = f"{permitted_text} in the list: KubeVirt creates no pod"
         yield finding(
             "device-not-permitted",
@@ -520,7 +520,7 @@ _NO_ID = "0000:0000"
 """PCI ids of a device whose ids the host's source does not show."""
 
 
-def _pci_id(device: PciDevice) -> str:
+def _format_pci_id(device: PciDevice) -> str:
     return f"{device.vendor_id or 0:04X}:{device.device_id or 0:04X}"
 
 
@@ -532,9 +532,9 @@ def _name_host_device_gpus(
     vmi: Vmi, host: Host | None, cluster: Cluster | None
 ) -> tuple[list[str], list[str]]:
     """Return names in hostDevices: those of the node's GPUs, and those that may be."""
-    gpu_ids = set() if host is None else set(map(_pci_id, host.whole_gpus)) - {_NO_ID}
+    gpu_ids = set() if host is None else set(map(_format_pci_id, host.whole_gpus)) - {_NO_ID}
     permitted = (cluster and cluster.permitted) or {}
-    names = texts_of_list([find_value(device, "deviceName") for device in _host_devices(vmi)])
+    names = list_texts([find_value(device, "deviceName") for device in _host_devices(vmi)])
     unknown_names = sorted(name for name in names if name and not permitted.get(name))
     gpu_names = [name for name in names if permitted.get(name, "").upper() in gpu_ids]
     return gpu_names, unknown_names if gpu_ids else []

@@ -74,7 +74,7 @@ def place_on_idle_node(
     equal VMs into which the VM is divided; one of them is placed.
     """
     guest = build_guest(vmi)
-    page = guest.page_bytes if page_count(host, guest.page_bytes or 0) else None
+    page = guest.page_bytes if count_pages(host, guest.page_bytes or 0) else None
     page = page if counts_memory else None
     unit = page or 1 << 20
     old_vcpus, memory_bytes = guest.vcpus, guest.memory_bytes * counts_memory
@@ -98,7 +98,7 @@ def place_on_idle_node(
         return refusal
 
 
-def shares_of(
+def compute_shares(
     vmi: Vmi, host: Host, *, vcpus: int | None = None, parts: int = 1
 ) -> NodeShares | None:
     """Return the resources that the VM gets; None if unknown. See `place_on_idle_node`. The
@@ -119,7 +119,7 @@ def shares_of(
     return NodeShares(cpus, gpus, len(fit.nodes), vmi.is_mapped)
 
 
-def _full_pus(host: Host, shares: NodeShares) -> int:
+def _count_full_pus(host: Host, shares: NodeShares) -> int:
     """Return the CPUs of all these nodes but one: the kubelet takes CPUs of a further node only
     when it has taken all of the others."""
     return max(len(node.pus) for node in host.nodes) * (shares.node_count - 1)
@@ -131,35 +131,35 @@ def _round_to_two_sockets(vcpus: int, host: Host) -> int:
     return -(-vcpus // unit) * unit
 
 
-def larger_vcpus(vmi: Vmi, host: Host, shares: NodeShares) -> int | None:
+def suggest_vcpus(vmi: Vmi, host: Host, shares: NodeShares) -> int | None:
     """Return the vCPUs with which each of these nodes has enough CPUs; None if none suffice."""
     count = shares.node_count
-    enough = -(-_full_pus(host, shares) * EVEN_PART * count // (EVEN_PART * count - 1))
+    enough = -(-_count_full_pus(host, shares) * EVEN_PART * count // (EVEN_PART * count - 1))
     vcpus = _round_to_two_sockets(enough, host)
-    larger = shares_of(vmi, host, vcpus=vcpus) if vcpus else None
+    larger = compute_shares(vmi, host, vcpus=vcpus) if vcpus else None
     return vcpus if larger is not None and larger.is_near else None
 
 
-def ways_together(vmi: Vmi, host: Host, shares: NodeShares) -> Iterator[str]:
+def list_ways_together(vmi: Vmi, host: Host, shares: NodeShares) -> Iterator[str]:
     """Yield changes of the VM with which the node gives it CPUs of all nodes of its GPUs."""
-    guest, threads, full_pus = build_guest(vmi), threads_of(host), _full_pus(host, shares)
+    guest, threads, full_pus = build_guest(vmi), threads_of(host), _count_full_pus(host, shares)
     pages = "" if guest.page_bytes else " and huge pages"
     hint = "" if vmi.is_mapped else f"set numa.guestMappingPassthrough{pages}"
     if shares.is_near:
         yield hint
-    elif larger := larger_vcpus(vmi, host, shares):
+    elif larger := suggest_vcpus(vmi, host, shares):
         even = _round_to_two_sockets(full_pus + 1, host)
         request = f"{hint and f'{hint}, and '}request at least {plural(larger, 'CPU')}"
         yield f"{request} ({even} with kubelet's distribute-cpus-across-numa)"
     fewer = full_pus - (vmi.dedicated_pus - guest.vcpus)
     fewer -= fewer % threads
-    less = shares_of(vmi, host, vcpus=fewer) if 0 < fewer < guest.vcpus else None
+    less = compute_shares(vmi, host, vcpus=fewer) if 0 < fewer < guest.vcpus else None
     if less is not None and less.is_near:
         yield f"request at most {plural(fewer, 'CPU')}"
         return
     parts = min(len({*shares.gpus, *shares.cpus}), guest.vcpus)
     parts = max(parts, min(shares.memory_node_count, guest.vcpus))
-    smaller = shares_of(vmi, host, parts=parts)
+    smaller = compute_shares(vmi, host, parts=parts)
     if smaller is not None and smaller.is_near and len(smaller.cpus) == 1:
         size = format_bytes(guest.memory_bytes // parts)
         gpus = plural(vmi.gpu_count // parts, "GPU")
@@ -181,7 +181,7 @@ def _count_by_node(host: Host, placement: Placement) -> Mapping[NodeIndex, int]:
     )
 
 
-def page_count(host: Host, page_bytes: int) -> int:
+def count_pages(host: Host, page_bytes: int) -> int:
     """Return the pages of that size on all nodes."""
     pools = [pool for node in host.nodes for pool in node.page_pools]
     return sum(pool.total_pages for pool in pools if pool.page_bytes == page_bytes)

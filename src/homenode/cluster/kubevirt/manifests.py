@@ -92,7 +92,7 @@ def render_manifests(options: ManifestOptions) -> dict[str, str]:
         if not 1 <= number <= largest:
             raise out_of_range(name, str(number), 1, largest)
     if options.image is None:
-        files = {"hook-configmap.yaml": format_yaml(hook_configmap(options))}
+        files = {"hook-configmap.yaml": format_yaml(build_hook_configmap(options))}
     else:
         image = _render_file(
             "Containerfile",
@@ -106,12 +106,12 @@ def render_manifests(options: ManifestOptions) -> dict[str, str]:
         )
         files = {"Containerfile": image, HOOK_FILE: IMAGE_HOOK}
     return files | {
-        GATES_FILE: _gates_template(GATES),
-        "hyperconverged-gates.yaml": format_yaml(hyperconverged_patch()),
-        DEVICES_FILE: _devices_template(options),
-        "vm.yaml": format_yaml(virtual_machine(options)),
+        GATES_FILE: _format_gates_template(GATES),
+        "hyperconverged-gates.yaml": format_yaml(build_hyperconverged_patch()),
+        DEVICES_FILE: _format_devices_template(options),
+        "vm.yaml": format_yaml(build_virtual_machine(options)),
         "vm-hook.yaml": format_yaml(hook_patch(options)),
-        **(native_files() if has_native(options) else {}),
+        **(render_native_files() if has_native(options) else {}),
         "bench.Containerfile": _render_file(
             "bench.Containerfile",
             IMAGE=options.bench_image,
@@ -119,15 +119,15 @@ def render_manifests(options: ManifestOptions) -> dict[str, str]:
             DIGEST=_PYTHON_DIGEST,
             USER=USER,
         ),
-        "bench-guest.yaml": format_yaml(results_claim(options), guest_job(options)),
+        "bench-guest.yaml": format_yaml(build_results_claim(options), build_guest_job(options)),
     }
 
 
-def native_files() -> dict[str, str]:
+def render_native_files() -> dict[str, str]:
     """Return the patches for clusters whose KubeVirt places devices without the hook."""
     return {
-        NATIVE_FILE: _gates_template(NATIVE_GATES),
-        "hyperconverged-native.yaml": format_yaml(hyperconverged_patch(NATIVE_GATES)),
+        NATIVE_FILE: _format_gates_template(NATIVE_GATES),
+        "hyperconverged-native.yaml": format_yaml(build_hyperconverged_patch(NATIVE_GATES)),
     }
 
 
@@ -213,12 +213,12 @@ def _check_spellings(options: ManifestOptions) -> None:
             raise UsageError(f"{option}: expected {expected}, found {text[:60]!r}", hint=hint)
 
 
-def hook_annotation(options: ManifestOptions) -> str:
+def format_hook_annotation(options: ManifestOptions) -> str:
     """Return the value of hooks.kubevirt.io/hookSidecars."""
     sidecar: dict[str, Any] = {"args": ["--version", str(options.hook_version)]}
     if options.image is None:
         sidecar["configMap"] = {
-            "name": _configmap_name(options),
+            "name": _format_configmap_name(options),
             "key": HOOK_FILE,
             "hookPath": HOOK_PATH,
         }
@@ -229,7 +229,7 @@ def hook_annotation(options: ManifestOptions) -> str:
 
 def hook_patch(options: ManifestOptions) -> dict[str, Any]:
     """Return the merge patch that adds the hook to an existing VM."""
-    annotations = {HOOK_ANNOTATION: hook_annotation(options), "homenode/on-error": "fail"}
+    annotations = {HOOK_ANNOTATION: format_hook_annotation(options), "homenode/on-error": "fail"}
     return {"spec": {"template": {"metadata": {"annotations": annotations}}}}
 
 
@@ -237,33 +237,33 @@ def _is_grace(options: ManifestOptions) -> bool:
     return (options.gpu_id or _DEFAULT_GPU_ID).upper() in GRACE_IDS
 
 
-def _configmap_name(options: ManifestOptions) -> str:
+def _format_configmap_name(options: ManifestOptions) -> str:
     return f"{options.vm}-hook"
 
 
-def hook_configmap(options: ManifestOptions) -> dict[str, Any]:
+def build_hook_configmap(options: ManifestOptions) -> dict[str, Any]:
     """Return the hook as one script, which KubeVirt puts at hookPath in its own sidecar image."""
     return {
         "apiVersion": "v1",
         "kind": "ConfigMap",
-        "metadata": {"name": _configmap_name(options), "namespace": options.namespace},
+        "metadata": {"name": _format_configmap_name(options), "namespace": options.namespace},
         "data": {
             HOOK_FILE: read_package_text("cluster", "kubevirt", "files", "on_define_domain.py")
         },
     }
 
 
-def _devices_template(options: ManifestOptions) -> str:
+def _format_devices_template(options: ManifestOptions) -> str:
     gpu_id = options.gpu_id or _DEFAULT_GPU_ID
     return _render_file(DEVICES_FILE, GPU=options.gpu, UPPER=gpu_id.upper(), LOWER=gpu_id.lower())
 
 
-def _gates_template(gates: tuple[str, ...]) -> str:
+def _format_gates_template(gates: tuple[str, ...]) -> str:
     quoted_gates = [json.dumps(gate) for gate in gates]
     return _render_file("gates.tpl", WORDS=" ".join(quoted_gates), LIST=", ".join(quoted_gates))
 
 
-def hyperconverged_patch(gates: tuple[str, ...] = GATES) -> dict[str, Any]:
+def build_hyperconverged_patch(gates: tuple[str, ...] = GATES) -> dict[str, Any]:
     """Return a merge patch for clusters whose KubeVirt CR belongs to the HyperConverged operator.
     Its annotation is a JSON patch, which extends the operator's gates."""
     path = "/spec/configuration/developerConfiguration/featureGates/-"
@@ -271,7 +271,7 @@ def hyperconverged_patch(gates: tuple[str, ...] = GATES) -> dict[str, Any]:
     return {"metadata": {"annotations": {"kubevirt.kubevirt.io/jsonpatch": json.dumps(patch)}}}
 
 
-def virtual_machine(options: ManifestOptions) -> dict[str, Any]:
+def build_virtual_machine(options: ManifestOptions) -> dict[str, Any]:
     """Return a VM whose guest has the nodes' cells, and the hook. If the VM has more GPUs than one
     NUMA node of a common board, they come from both packages, so the guest has two sockets."""
     sockets = 2 if options.gpus > _GPUS_OF_NODE and options.vcpus % 2 == 0 else 1
@@ -289,7 +289,7 @@ def virtual_machine(options: ManifestOptions) -> dict[str, Any]:
     if _is_grace(options):
         template["spec"] = {"architecture": "arm64", **template["spec"]}
         template["spec"]["domain"]["machine"]["type"] = "virt"
-    template["metadata"]["annotations"][HOOK_ANNOTATION] = hook_annotation(options)
+    template["metadata"]["annotations"][HOOK_ANNOTATION] = format_hook_annotation(options)
     template["spec"]["domain"]["devices"]["gpus"] = [
         {"name": f"gpu{i}", "deviceName": options.gpu} for i in range(options.gpus)
     ]
@@ -320,7 +320,7 @@ GUEST_SCRIPT = _render_file("bench-guest.sh", SSH=" ".join(CLOSED))
 one."""
 
 
-def results_claim(options: ManifestOptions) -> dict[str, Any]:
+def build_results_claim(options: ManifestOptions) -> dict[str, Any]:
     """Return the volume claim for the results of all jobs."""
     return {
         "apiVersion": "v1",
@@ -330,7 +330,7 @@ def results_claim(options: ManifestOptions) -> dict[str, Any]:
     }
 
 
-def guest_job(options: ManifestOptions) -> dict[str, Any]:
+def build_guest_job(options: ManifestOptions) -> dict[str, Any]:
     """Return the job that runs the suite in the guest over ssh and fetches its results."""
     job = _build_job(options, f"homenode-bench-{options.vm}", ["sh", "-c", GUEST_SCRIPT])
     pod = job["spec"]["template"]["spec"]

@@ -19,11 +19,11 @@ from homenode.machine.pci import (
     DeviceKind,
     PciBridge,
     PciDevice,
-    device_kind,
+    classify_device,
     port_types_by_structure,
 )
 from homenode.machine.snapshot.protocol import Snapshot
-from homenode.machine.topology import Host, NumaNode, host_of_nothing
+from homenode.machine.topology import Host, NumaNode, make_empty_host
 from homenode.plan.shape.guest_numa import GRACE_GPUS, initiator_nodes
 
 _HINT = "the hook needs the host's /sys, read-only, as KubeVirt's own containers have it"
@@ -77,7 +77,7 @@ def read_needed_host(snapshot: Snapshot, devices: tuple[Bdf, ...]) -> Host:
                 )
             )
     return replace(
-        host_of_nothing(snapshot.name, tuple(gaps)),
+        make_empty_host(snapshot.name, tuple(gaps)),
         nodes=nodes,
         distances=distances,
         pci_devices=tuple(pci_devices),
@@ -131,7 +131,7 @@ def _read_function(snapshot: Snapshot, bdf: Bdf, place: TreePlace, locality: Loc
     physical = link_name(snapshot, f"{place.directory}/physfn")
     return PciDevice(
         bdf=bdf,
-        kind=device_kind(code, vendor, device),
+        kind=classify_device(code, vendor, device),
         class_code=code,
         vendor_id=vendor,
         device_id=device,

@@ -212,8 +212,8 @@ def read_cluster(text: bytes, source: str) -> Cluster:
         )
     version = parse_version(find_value(cr, "status", "observedKubeVirtVersion"))
     developer = find_value(cr, "spec", "configuration", "developerConfiguration")
-    gates = texts_of_list(find_value(developer, "featureGates"))
-    off = texts_of_list(find_value(developer, "disabledFeatureGates"))
+    gates = list_texts(find_value(developer, "featureGates"))
+    off = list_texts(find_value(developer, "disabledFeatureGates"))
     gates |= {gate for gate, since in _ON_SINCE.items() if version and version >= since} - off
     unknown = {NATIVE_GATE} if version and version < NATIVE_SINCE else set()
     device_lists = find_value(cr, "spec", "configuration", "permittedHostDevices")
@@ -228,7 +228,7 @@ def read_cluster(text: bytes, source: str) -> Cluster:
     )
 
 
-def texts_of_list(value: object) -> frozenset[str]:
+def list_texts(value: object) -> frozenset[str]:
     """Return the texts of a list; none if it is not a list."""
     items = value if isinstance(value, list) else []
     return frozenset(text for text in items if isinstance(text, str))

@@ -38,7 +38,7 @@ from homenode.vm.domain.cells import (
 from homenode.vm.domain.codec import PCIE_STEPS
 from homenode.vm.domain.cpu import read_pins
 from homenode.vm.domain.document import Document
-from homenode.vm.domain.hostdevs import edit_initiators, hostdev_elements
+from homenode.vm.domain.hostdevs import edit_initiators, list_hostdev_elements
 from homenode.vm.domain.memory import read_memnodes
 from homenode.vm.domain.read import build_vm, open_domain
 from homenode.vm.layout import GuestCells, GuestPcie, Layout, MemoryBinding, Pinning, Siblings
@@ -99,11 +99,11 @@ def place_devices(
     # Long because each step needs the results of all steps before it.
     document = open_domain(xml, source)
     guest = build_vm(document)
-    reason = _reason_to_leave(document, guest)
+    reason = _find_reason_to_leave(document, guest)
     if reason is not None:
         return PlacedDefinition(xml, (reason,))
     host = read_needed_host(snapshot, tuple(sorted(h.bdf for h in guest.hostdevs)))
-    nodes = cell_nodes(document, host)
+    nodes = find_cell_nodes(document, host)
     is_bound = bool(read_memnodes(document))
     if len(guest.cell_vcpus) == 1 and len(nodes.cell_of_node) > 1 and not is_bound:
         nodes_text = ", ".join(map(str, sorted(nodes.cell_of_node)))
@@ -124,13 +124,13 @@ def place_devices(
         for h in staying
         if (note := _note_of_staying(guest, h, by_bdf[h.bdf], nodes)) is not None
     ]
-    notes += [note for bdf in moving if (note := _unplaced_note(by_bdf[bdf], nodes)) is not None]
+    notes += [note for bdf in moving if (note := _explain_unplaced(by_bdf[bdf], nodes)) is not None]
     placeable = tuple(sorted(bdf for bdf in moving if by_bdf[bdf].node in nodes.cell_of_node))
     gaps: list[Gap] = []
-    cells = planned_cells(guest, host, nodes, gaps)
+    cells = plan_cells(guest, host, nodes, gaps)
     if not placeable:
         rewritten = xml
-        if any(_cell_stated(guest, h.address) not in (None, -1) for h in staying):
+        if any(_find_stated_cell(guest, h.address) not in (None, -1) for h in staying):
             # KubeVirt keeps the devices of its first definition, and drops the cells' distances.
             plan = _plan(guest, host, cells, by_bdf, MirroredPcie((), {}, {}, {}, ()), {})
             rewritten = rewrite_by((edit_cells,), xml, plan, source)
@@ -165,7 +165,7 @@ def place_devices(
     return PlacedDefinition(rewrite_by(steps, xml, plan, source), tuple(notes))
 
 
-def _reason_to_leave(document: Document, guest: Vm) -> str | None:
+def _find_reason_to_leave(document: Document, guest: Vm) -> str | None:
     """Return why the definition stays unchanged on any host; None if devices may move."""
     if not guest.hostdevs:
         return "no passed-through PCI function: nothing to do"
@@ -230,7 +230,7 @@ def _is_grace_done(document: Document, cells: int) -> bool:
     A nodeset of missing cells comes from the hook, at the first of KubeVirt's two definitions: the
     second has the devices of the first, and the cells from before the first.
     """
-    for _, element in hostdev_elements(document):
+    for _, element in list_hostdev_elements(document):
         acpi = element.child("acpi")
         text = None if acpi is None else acpi.get("nodeset")
         if text is not None:
@@ -260,10 +260,10 @@ def _lacks_initiators(
     """Whether a Grace GPU is on its cell but has no initiator cells yet: see _is_grace_done."""
     if hostdev.address is None or device.node is None or not is_grace(device):
         return False
-    return _cell_stated(guest, hostdev.address) == nodes.cell_of_node.get(device.node)
+    return _find_stated_cell(guest, hostdev.address) == nodes.cell_of_node.get(device.node)
 
 
-def _cell_stated(guest: Vm, at: GuestAddress | None) -> int | None:
+def _find_stated_cell(guest: Vm, at: GuestAddress | None) -> int | None:
     """Return the cell of the expander bus above an address; -1 if the bus names no cell."""
     expander = None if at is None else guest.expander_above(at.bus)
     if expander is None:
@@ -275,7 +275,7 @@ def _note_of_staying(
     guest: Vm, hostdev: GuestHostdev, device: PciDevice, nodes: CellNodes
 ) -> str | None:
     assert hostdev.address is not None, "only a device with an address stays"
-    cell = _cell_stated(guest, hostdev.address)
+    cell = _find_stated_cell(guest, hostdev.address)
     right = None if device.node is None else nodes.cell_of_node.get(device.node)
     if right is None or cell == right:
         return None
@@ -292,7 +292,7 @@ def _note_of_staying(
     )
 
 
-def _unplaced_note(device: PciDevice, nodes: CellNodes) -> str | None:
+def _explain_unplaced(device: PciDevice, nodes: CellNodes) -> str | None:
     if device.node is None:
         return (
             f"warning: {device.bdf}: no host NUMA node (numa_node is -1 or missing): it stays on "
@@ -369,7 +369,7 @@ def _format_summary(placed_bdfs: tuple[Bdf, ...], mirror: MirroredPcie) -> str:
     return f"placed {len(placed_bdfs)} PCI functions: {cells_text}"
 
 
-def cell_nodes(document: Document, host: Host) -> CellNodes:
+def find_cell_nodes(document: Document, host: Host) -> CellNodes:
     """Return the cells by node. A cell's <memnode> decides; if several cells or no cells name a
     node, the cell with the most vCPUs pinned to the node's CPUs, the lowest of equals."""
     cells = [vcpus for _, vcpus in read_cells(document)]
@@ -407,7 +407,7 @@ def _is_within(pins: CpuSet | None, pus: CpuSet) -> bool:
     return pins is not None and bool(pins) and pins <= pus
 
 
-def planned_cells(guest: Vm, host: Host, nodes: CellNodes, gaps: list[Gap]) -> tuple[VmCell, ...]:
+def plan_cells(guest: Vm, host: Host, nodes: CellNodes, gaps: list[Gap]) -> tuple[VmCell, ...]:
     """Return the definition's cells, with the host's distances if distances are missing."""
     distances = [cell.distances for cell in guest.cells]
     known_nodes = tuple(node for node in nodes.node_of_cell if node is not None)

@@ -9,9 +9,9 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from homenode.cli.plan import (
+    apply_plans,
     check_tuned_output,
     choose_by,
-    hosts_after,
     warn_slow_links,
     write_definition,
 )
@@ -20,7 +20,7 @@ from homenode.cli.terminal import (
     check_can_write,
     choose_permissions,
     counting,
-    error_console,
+    get_error_console,
     make_console,
     note,
     note_written,
@@ -32,14 +32,14 @@ from homenode.cluster.pool.arguments import (
     PoolPlaceArguments,
     PoolShowArguments,
 )
-from homenode.cluster.pool.fits import DEFAULT_SIZES, examine_pool, parse_size, passable_gpus
+from homenode.cluster.pool.fits import DEFAULT_SIZES, examine_pool, list_passable_gpus, parse_size
 from homenode.cluster.pool.place import PoolPlace, PoolRanking, rank_hosts, reject_ambiguous_devices
 from homenode.cluster.pool.text import (
+    format_no_place,
     format_order,
     format_places,
     format_pool,
     format_unknown,
-    no_place_text,
 )
 from homenode.errors import (
     FINDINGS,
@@ -64,7 +64,7 @@ from homenode.safe.input_files import read_input
 from homenode.show.explain import explain_sections
 from homenode.show.plan_text import plan_parts
 from homenode.text import command_line, plural
-from homenode.vm.host_sources import NamedHost, NamedHosts, Progress, host_over_ssh, read_hosts
+from homenode.vm.host_sources import NamedHost, NamedHosts, Progress, read_host_over_ssh, read_hosts
 from homenode.vm.plan import LIBVIRT, Unplannable, is_critical
 from homenode.vm.plan_options import PlanOptions, reject_objective
 from homenode.vm.targets.registry import VmFile, read_vm
@@ -75,9 +75,9 @@ def show(arguments: PoolShowArguments) -> None:
     sizes = tuple(map(parse_size, arguments.sizes))
     with counting("reading hosts") as progress:
         named_hosts = _drop_coreless(read_hosts(arguments.pool, progress))
-    after = hosts_after(tuple(entry.host for entry in named_hosts.hosts), arguments.after)
+    after = apply_plans(tuple(entry.host for entry in named_hosts.hosts), arguments.after)
     named_hosts = NamedHosts(_replace_hosts(named_hosts.hosts, after), named_hosts.unread)
-    if not sizes and any(passable_gpus(host) for host in after):
+    if not sizes and any(list_passable_gpus(host) for host in after):
         sizes = DEFAULT_SIZES
     with counting("planning") as progress:
         pool = examine_pool(named_hosts, sizes, progress)
@@ -106,8 +106,8 @@ def place(arguments: PoolPlaceArguments) -> None:
     choose = choose_by(arguments.results)
     with counting("reading hosts") as progress:
         named_hosts = _drop_coreless(read_hosts(arguments.pool, progress))
-    after = hosts_after(tuple(entry.host for entry in named_hosts.hosts), arguments.after)
-    hosts = _hosts_named(_replace_hosts(named_hosts.hosts, after), arguments)
+    after = apply_plans(tuple(entry.host for entry in named_hosts.hosts), arguments.after)
+    hosts = _select_hosts(_replace_hosts(named_hosts.hosts, after), arguments)
     reject_ambiguous_devices(hosts, guest)
 
     def options_on(entry: NamedHost) -> PlanOptions:
@@ -127,7 +127,7 @@ def place(arguments: PoolPlaceArguments) -> None:
         refusals = [hosts.refusal for hosts in ranking.refusing if hosts.refusal is not None]
         if arguments.json and refusals:
             print_json(encode_refusal(refusals[0]))
-        error_console().print(no_place_text(guest.name, ranking.refusing))
+        get_error_console().print(format_no_place(guest.name, ranking.refusing))
         _note_unread(named_hosts)
         codes = {hosts.exit_code for hosts in ranking.refusing}
         raise SystemExit(NOT_KNOWN if NOT_KNOWN in codes else UNPLANNABLE)
@@ -168,16 +168,16 @@ def _print_places(
 ) -> None:
     best, everything = ranking.hosts[0], arguments.explain
     host, order = best.entry.host, format_order(best)
-    step = _next_step(best, arguments, tuning.target)
+    step = _format_next_step(best, arguments, tuning.target)
     parts = plan_parts(tuning.plan_to_show, host, reasons, step, order=order, unknown=unknown)
     if everything:
         parts += explain_sections(tuning.plan_to_show, host)
     to_stdout = STANDARD_OUTPUT in (arguments.output, arguments.save_plan)
-    screen = error_console() if to_stdout else make_console()
+    screen = get_error_console() if to_stdout else make_console()
     screen.print(format_places(ranking, tuning.plan, parts, everything=everything))
 
 
-def _next_step(best: PoolPlace, arguments: PoolPlaceArguments, target: str) -> str:
+def _format_next_step(best: PoolPlace, arguments: PoolPlaceArguments, target: str) -> str:
     if arguments.output == STANDARD_OUTPUT:
         return ""
     if target != LIBVIRT:
@@ -206,7 +206,7 @@ def _replace_hosts(entries: Sequence[NamedHost], hosts: Sequence[Host]) -> tuple
     return tuple(replace(entry, host=host) for entry, host in pairs)
 
 
-def _hosts_named(
+def _select_hosts(
     entries: Sequence[NamedHost], arguments: PoolPlaceArguments
 ) -> Sequence[NamedHost]:
     """Return the hosts that --on names; all for none. Raises UsageError."""
@@ -316,7 +316,7 @@ def capture_hosts(
 def _capture(name: str, server: str, file: Path, timeout_s: float) -> str | None:
     """Write the host; return the reason if it cannot be read."""
     try:
-        host = replace(host_over_ssh(server, timeout_s), name=name)
+        host = replace(read_host_over_ssh(server, timeout_s), name=name)
     except HomenodeError as error:
         return error.message.removeprefix(f"{server}: ")
     replace_file(file, encode("host", host).encode(), PRIVATE)

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from homenode.cpuset import NodeIndex
 from homenode.errors import InputError, NotKnownError, UsageError, out_of_range
-from homenode.findings import NO_VMS, NO_VMS_DESCRIBED, Gap, unread_vms
+from homenode.findings import NO_VMS, NO_VMS_DESCRIBED, Gap, list_unread_vms
 from homenode.machine.pci import DeviceKind, PciDevice
 from homenode.machine.topology import (
     Host,
@@ -20,7 +20,7 @@ from homenode.machine.topology import (
     complete_nodes,
     reject_unshown,
 )
-from homenode.option import key_values, size_bytes, whole_number
+from homenode.option import parse_key_values, parse_whole, size_bytes
 from homenode.plan.allocations import find_allocations
 from homenode.plan.memory import MIN_RESERVE_BYTES, free_memory, held_memory
 from homenode.plan.planner import apply_placement
@@ -28,7 +28,7 @@ from homenode.plan.request import GuestRequest, request_for
 from homenode.plan.search.place import place
 from homenode.plan.shape.assemble import assemble
 from homenode.plan.stored import domain_of_plan
-from homenode.show.device_groups import device_model
+from homenode.show.device_groups import find_device_model
 from homenode.text import plural
 from homenode.units import GIB, MIB, format_bytes
 from homenode.vm.gpu_parts import is_divided, list_parts
@@ -82,7 +82,7 @@ def free_by_node(host: Host) -> tuple[NodeResources, ...]:
 
     is_shown = has_pci(host)
     gpus: dict[NodeIndex | None, list[PciDevice]] = {node.index: [] for node in host.nodes}
-    for gpu in passable_gpus(host):
+    for gpu in list_passable_gpus(host):
         gpus.setdefault(gpu.node if gpu.node in gpus else None, []).append(gpu)
     rows = []
     for index, gpus_of_node in gpus.items():
@@ -130,26 +130,26 @@ def has_pci(host: Host) -> bool:
     return True
 
 
-def model_names(host: Host) -> str:
+def format_model_names(host: Host) -> str:
     """Return the models of the host's GPUs for a cell: words up to the first with a digit.
 
-    >>> _short_model("GeForce RTX 4090"), _short_model("H100 SXM5 80GB")
+    >>> _shorten_model("GeForce RTX 4090"), _shorten_model("H100 SXM5 80GB")
     ('RTX 4090', 'H100')
     """
-    models = [device_model(gpu) for gpu in passable_gpus(host)]
-    return ", ".join(dict.fromkeys(_short_model(model) for model in models if model is not None))
+    models = [find_device_model(gpu) for gpu in list_passable_gpus(host)]
+    return ", ".join(dict.fromkeys(_shorten_model(model) for model in models if model is not None))
 
 
 _MAKERS = frozenset(("AMD", "Instinct", "GeForce", "NVIDIA", "Tesla"))
 
 
-def _short_model(model: str) -> str:
+def _shorten_model(model: str) -> str:
     words = [word for word in model.split() if word not in _MAKERS]
     count = next((n for n, word in enumerate(words, 1) if any(map(str.isdigit, word))), None)
     return " ".join(words[:count])
 
 
-def passable_gpus(host: Host) -> tuple[PciDevice, ...]:
+def list_passable_gpus(host: Host) -> tuple[PciDevice, ...]:
     """GPU functions for VMs: whole GPUs, and parts of divided GPUs that VFIO can assign."""
     return tuple(
         gpu
@@ -177,7 +177,7 @@ def blank_request(host: Host) -> GuestRequest:
     return request_for(blank_vm(host, "\0"), PlanOptions("pin"), host)
 
 
-def equivalence_key(host: Host, vm: str = "") -> object:
+def make_equivalence_key(host: Host, vm: str = "") -> object:
     """Return a key that is equal for hosts with the same placement of a VM: equal machines with the
     same resources in use, and free memory that differs by less than 1 GiB. vm: name of a VM whose
     running instance does not count."""
@@ -214,7 +214,7 @@ class VmSize(Struct, frozen=True, kw_only=True):
             vcpus=vcpus,
             memory_bytes=memory_bytes,
             gpu_count=self.gpus or None,
-            page_bytes=_common_page_bytes(host),
+            page_bytes=_find_common_page_bytes(host),
         )
         return request_for(blank_vm(host, "\0", vcpus, memory_bytes), options, host)
 
@@ -224,11 +224,11 @@ DEFAULT_SIZES = tuple(VmSize(gpus=count) for count in (1, 2, 4, 8))
 
 def parse_size(text: str, option: str = "--size") -> VmSize:
     """Return a typed size. Raises UsageError."""
-    parts = key_values(option, text, (), ("gpus", "vcpus", "memory"))
+    parts = parse_key_values(option, text, (), ("gpus", "vcpus", "memory"))
     gpus, vcpus, memory = (parts.get(name) for name in ("gpus", "vcpus", "memory"))
     size = VmSize(
-        gpus=0 if gpus is None else whole_number(f"{option}: gpus", gpus),
-        vcpus=None if vcpus is None else whole_number(f"{option}: vcpus", vcpus),
+        gpus=0 if gpus is None else parse_whole(f"{option}: gpus", gpus),
+        vcpus=None if vcpus is None else parse_whole(f"{option}: vcpus", vcpus),
         memory_bytes=None if memory is None else size_bytes(memory, f"{option}: memory"),
     )
     if not size.gpus and (size.vcpus is None or size.memory_bytes is None):
@@ -278,7 +278,7 @@ def examine_pool(
     hosts = []
     for number, entry in enumerate(named_hosts.hosts, start=1):
         host = complete_nodes(entry.host)
-        key = equivalence_key(host)
+        key = make_equivalence_key(host)
         if key not in fits_of:
             fits_of[key] = tuple(_fits(host, size) for size in sizes)
         progress(number, len(named_hosts.hosts))
@@ -290,7 +290,7 @@ def examine_pool(
                 nodes=free_by_node(host),
                 fits=fits_of[key],
                 gaps=host.gaps,
-                gpu_models=model_names(host),
+                gpu_models=format_model_names(host),
             )
         )
     return Pool(hosts=tuple(hosts), unread=named_hosts.unread)
@@ -313,7 +313,7 @@ def _fits(host: Host, size: VmSize) -> SizeCapacity:
 
 
 def _is_about_vms(gap: Gap) -> bool:
-    return gap != NO_VMS_DESCRIBED and (gap.subject == NO_VMS or bool(unread_vms([gap])))
+    return gap != NO_VMS_DESCRIBED and (gap.subject == NO_VMS or bool(list_unread_vms([gap])))
 
 
 def count_fits(host: Host, size: VmSize) -> int | None:
@@ -376,12 +376,12 @@ def compute_share(host: Host, gpus: int) -> tuple[int, int]:
     1 GiB. Raises InputError for a host without GPUs or with too few resources."""
     gpus_of_node: dict[NumaNode | None, int] = {}
     node_of = host.node_at
-    for gpu in passable_gpus(host):
+    for gpu in list_passable_gpus(host):
         node = None if gpu.node is None else node_of.get(gpu.node)
         gpus_of_node[node] = gpus_of_node.get(node, 0) + 1
     total = sum(gpus_of_node.values())
     is_idle = not any(domain.has_claim for domain in host.domains)
-    page_bytes = _common_page_bytes(host)
+    page_bytes = _find_common_page_bytes(host)
     if not total:
         raise InputError("the host has no GPUs, so a share per GPU does not exist")
     if None in gpus_of_node:
@@ -405,7 +405,7 @@ def compute_share(host: Host, gpus: int) -> tuple[int, int]:
     return cores * max(1, gpus), memory // step * step * max(1, gpus)
 
 
-def _common_page_bytes(host: Host) -> int | None:
+def _find_common_page_bytes(host: Host) -> int | None:
     """Return the page size of the huge pages that have more than half of the host's memory: little
     else is left for VMs. None if no size has."""
     sizes: Counter[int] = Counter()

@@ -6,7 +6,7 @@ from itertools import pairwise
 from msgspec import Struct
 from msgspec.structs import replace
 
-from homenode.cluster.pool.fits import NodeResources, equivalence_key, free_by_node, sum_of
+from homenode.cluster.pool.fits import NodeResources, free_by_node, make_equivalence_key, sum_of
 from homenode.errors import UNPLANNABLE, HomenodeError, InputError, NotKnownError, UsageError
 from homenode.findings import Rejection
 from homenode.machine.pci import DeviceKind
@@ -78,7 +78,7 @@ def rank_hosts(
     taking: list[PoolPlace] = []
     refusals: dict[str, tuple[list[str], HomenodeError]] = {}
     for number, entry in enumerate(hosts, start=1):
-        key = equivalence_key(entry.host, guest.name)
+        key = make_equivalence_key(entry.host, guest.name)
         if key not in results:
             results[key] = _plan_on(entry, guest, options_on)
         progress(number, len(hosts))

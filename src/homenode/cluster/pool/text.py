@@ -9,15 +9,15 @@ from homenode.cluster.pool.fits import (
     Pool,
     PoolHost,
     SizeCapacity,
-    model_names,
+    format_model_names,
     sum_of,
 )
 from homenode.cluster.pool.place import PoolPlace, PoolRanking, RejectingHosts
 from homenode.doc import Doc, Part, Table, Text
 from homenode.findings import NO_VMS_DESCRIBED, Gap, format_shared_gaps
 from homenode.show.explain import format_term
-from homenode.show.plan_text import format_fallback, local_text
-from homenode.text import first_few, format_nodes, number_list, plural
+from homenode.show.plan_text import format_fallback, format_locality
+from homenode.text import format_nodes, number_list, plural, shorten_list
 from homenode.units import format_bytes
 from homenode.vm.plan import Plan
 
@@ -59,9 +59,9 @@ def format_pool(pool: Pool, *, by_node: bool = False) -> Doc:
     if not by_node and hosts[0].fits:
         about += "; how many more VMs of each size fit, local"
     parts.append(Text(about, "dim"))
-    if shares := {} if by_node else _shares_of(hosts):
-        texts = [f"{share} ({first_few(names, 1)})" for share, names in shares.items()]
-        text = first_few(texts, 3) if len(texts) > 1 else next(iter(shares))
+    if shares := {} if by_node else _format_shares(hosts):
+        texts = [f"{share} ({shorten_list(names, 1)})" for share, names in shares.items()]
+        text = shorten_list(texts, 3) if len(texts) > 1 else next(iter(shares))
         parts.append(Text(f"for each GPU, a VM has {text}", "dim"))
     parts += [Text(f"not read  {gap}", "warn", hang=10) for gap in pool.unread]
     lines = format_unknown((host.name, host.gaps) for host in hosts)
@@ -69,7 +69,7 @@ def format_pool(pool: Pool, *, by_node: bool = False) -> Doc:
     return Doc(head, tuple(parts))
 
 
-def _shares_of(hosts: Iterable[PoolHost]) -> dict[str, list[str]]:
+def _format_shares(hosts: Iterable[PoolHost]) -> dict[str, list[str]]:
     """Return the names of the hosts by the vCPUs and memory of a GPU there."""
     shares: dict[str, list[str]] = {}
     for host in hosts:
@@ -189,7 +189,7 @@ def format_places(
     nodes = format_nodes(best.placement.nodes) if best.placement.nodes else "any node"
     head = f"{plan.vm.name} fits {len(hosts)} of {plural(count, 'host')}; "
     head += f"best: {best.entry.name}, {nodes}"
-    local = format_fallback(plan, best.entry.host) or local_text(plan, best.entry.host)
+    local = format_fallback(plan, best.entry.host) or format_locality(plan, best.entry.host)
     head += local and f"; {local}"
     groups: list[list[PoolPlace]] = []
     for pool_place in hosts:
@@ -216,7 +216,7 @@ def format_places(
         names = [name for refusal in refusing for name in refusal.names]
         where = f"; on {names[0]}" if len(names) > 1 else ""
         reason = f"{where}: {refusing[0].reason}" if len(refusing) == 1 else ""
-        more.append(f"it does not fit {first_few(names, 3)}{reason}")
+        more.append(f"it does not fit {shorten_list(names, 3)}{reason}")
     if more:
         parts.append(Text(f"{'; '.join(more)} (--explain)", "dim"))
     return Doc(head, (*parts, *planned))
@@ -242,7 +242,7 @@ def _rank_row(number: int, group: Sequence[PoolPlace]) -> tuple[str, ...]:
 
 
 def _format_places(pool_place: PoolPlace) -> tuple[str, ...]:
-    free, models = pool_place.free, model_names(pool_place.entry.host)
+    free, models = pool_place.free, format_model_names(pool_place.entry.host)
     return (
         number_list(pool_place.placement.nodes) or "any",
         str(dict(pool_place.placement.concerns).get("llcs_spanned", 0)),
@@ -252,7 +252,7 @@ def _format_places(pool_place: PoolPlace) -> tuple[str, ...]:
     )
 
 
-def no_place_text(vm: str, refusing: Sequence[RejectingHosts]) -> Doc:
+def format_no_place(vm: str, refusing: Sequence[RejectingHosts]) -> Doc:
     """Return why the VM fits on no host."""
     count = sum(len(refusal.names) for refusal in refusing)
     hints = dict.fromkeys(refusal.hint for refusal in refusing if refusal.hint)
@@ -268,5 +268,5 @@ def format_refusal(rejecting: RejectingHosts) -> Text:
     names, first = rejecting.names, rejecting.names[0]
     if len(names) == 1:
         return Text(f"{first}: {rejecting.reason}", indent=2)
-    who = f"{len(names)} hosts ({first_few(names, 3)}), on {first}"
+    who = f"{len(names)} hosts ({shorten_list(names, 3)}), on {first}"
     return Text(f"{who}: {rejecting.reason}", indent=2)

@@ -10,7 +10,7 @@ from homenode.cluster.slurm.tools.slurm_nodes import compress_hostlist
 from homenode.cpuset import NodeIndex
 from homenode.findings import Finding, Findings, add_source, finding, sort_findings
 from homenode.plan.allocations import MAX_NAMED
-from homenode.text import first_few, number_list, plural
+from homenode.text import number_list, plural, shorten_list
 
 _SLURM = "what Slurm and the host report"
 _RECORD = "the job's record"
@@ -18,7 +18,7 @@ _RECORD = "the job's record"
 
 def audit(allocations: Iterable[JobAllocation], unreadable: Sequence[Job] = ()) -> Findings:
     """Return the findings on the locality of GPU jobs, worst first."""
-    findings = list(_unreadable_jobs(unreadable))
+    findings = list(_check_unreadable_jobs(unreadable))
     judged_count = far = open_count = without = by_gres = 0
     nodes: set[str] = set()
     unknown: dict[tuple[str, str | None], list[JobAllocation]] = {}
@@ -48,7 +48,7 @@ def audit(allocations: Iterable[JobAllocation], unreadable: Sequence[Job] = ()) 
     if unknown:
         count = sum(map(len, unknown.values()))
         not_checked.append(f"{plural(count, 'allocation')} of GPU jobs with unknown facts")
-        findings += [_unjudged_finding(*cause, group) for cause, group in unknown.items()]
+        findings += [_make_unjudged_finding(*cause, group) for cause, group in unknown.items()]
     if by_gres:
         count_text = plural(by_gres, "allocation")
         not_checked.append(f"Cores= of gres.conf, for {count_text}: homenode slurm check")
@@ -63,7 +63,7 @@ def audit(allocations: Iterable[JobAllocation], unreadable: Sequence[Job] = ()) 
     )
 
 
-def _unreadable_jobs(jobs: Iterable[Job]) -> Iterator[Finding]:
+def _check_unreadable_jobs(jobs: Iterable[Job]) -> Iterator[Finding]:
     """Yield one finding for all jobs that cannot be read for the same reason."""
     ids: dict[str, dict[str, None]] = {}
     for job in jobs:
@@ -78,11 +78,11 @@ def _unreadable_jobs(jobs: Iterable[Job]) -> Iterator[Finding]:
         )
 
 
-def _unjudged_finding(
+def _make_unjudged_finding(
     reason: str, fix: str | None, allocations: Sequence[JobAllocation]
 ) -> Finding:
     """Return one finding for all jobs that cannot be judged for the same reason."""
-    jobs = first_few(dict.fromkeys(allocation.job for allocation in allocations), MAX_NAMED)
+    jobs = shorten_list(dict.fromkeys(allocation.job for allocation in allocations), MAX_NAMED)
     nodes = compress_hostlist(sorted({allocation.node for allocation in allocations}))
     return finding(
         "job-unjudged",

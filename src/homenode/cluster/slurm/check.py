@@ -18,14 +18,14 @@ from homenode.cluster.slurm.config import (
     SlurmConfig,
     reject_misspelt_keys,
 )
-from homenode.cluster.slurm.gres import GresLine, NodeClass, node_classes, place_files
+from homenode.cluster.slurm.gres import GresLine, NodeClass, group_nodes, place_files
 from homenode.cluster.slurm.numbering import (
     CoreOrder,
-    core_order,
-    gpu_memory_nodes,
+    build_core_order,
+    find_gpu_memory_nodes,
     home_node,
     is_other_model,
-    nodes_with_cpus,
+    list_cpu_nodes,
 )
 from homenode.cluster.slurm.tools.slurm_nodes import compress_hostlist
 from homenode.cpuset import CpuSet, NodeIndex
@@ -54,7 +54,7 @@ class GpuCores(Struct, frozen=True):
 
 def gpu_cores(host: Host) -> tuple[GpuCores, ...]:
     """Return the host's GPUs in the order of their addresses."""
-    order = core_order(host)
+    order = build_core_order(host)
     gpus = []
     for index, gpu in enumerate(host.whole_gpus):
         home = home_node(host, gpu)
@@ -83,8 +83,8 @@ def check(
     # Long because each comparison of the two files and the machine is a line or two.
     reject_misspelt_keys(slurm.lines, SLURM_KEYS)
     reject_misspelt_keys(cgroup.lines if cgroup else (), CGROUP_KEYS)
-    groups = node_classes(gres, slurm, nodes)
-    gpus, order = gpu_cores(host), core_order(host)
+    groups = group_nodes(gres, slurm, nodes)
+    gpus, order = gpu_cores(host), build_core_order(host)
     if groups and not gpus:
         reject_unshown(host, "PCI")
         raise InputError(
@@ -121,8 +121,8 @@ def check(
     findings += _check_settings(slurm, has_core_counts(alike, order))
     findings += [] if cgroup is None else _check_cgroup(cgroup)
     machine = f"{host.name}: {plural(len(gpus), 'GPU')} on "
-    machine += f"{plural(len(nodes_with_cpus(host)), 'node')} with CPUs"
-    if memory := gpu_memory_nodes(host):
+    machine += f"{plural(len(list_cpu_nodes(host)), 'node')} with CPUs"
+    if memory := find_gpu_memory_nodes(host):
         machine += f"; {plural(len(memory), 'node')} of GPU memory, to which no task is bound"
     subjects = ", ".join(group.subject for group in alike)
     checks = [machine, f"{gres.source} and {slurm.source}: {subjects}"] if groups else []
@@ -143,7 +143,7 @@ def check(
 def groups_like(groups: Sequence[NodeClass], host: Host) -> tuple[NodeClass, ...]:
     """Return the groups of the machine's shape, or without one, that have GPUs of its model; all
     groups if there is none."""
-    order = core_order(host)
+    order = build_core_order(host)
     alike = [
         group
         for group in groups
@@ -241,7 +241,7 @@ def _check_counts(
         yield count(expected, f"Gres= with {promised}", None, f"{in_slurm} {gpu_count}")
 
 
-def right_type(group: NodeClass, host: Host) -> str:
+def find_right_type(group: NodeClass, host: Host) -> str:
     """Return the only type in slurm.conf if no manual line has a type, or if only this
     type can be the machine's; else ""."""
     promised_types, listed_types = tuple(group.configured_gpus), count_types(group.lines)
@@ -267,7 +267,7 @@ def _check_types(group: NodeClass, host: Host, source: str, arguments: str) -> I
     # If the totals differ, gres-count reports it.
     is_comparable = by_hand and sum(listed.values()) == sum(promised.values())
     is_other = is_comparable and bool(listed) and set(promised) != {""} and listed != promised
-    kind = right_type(group, host)
+    kind = find_right_type(group, host)
     is_other |= bool(kind) and set(listed) != {""}
     expected = f"Gres={format_gres(listed)} in slurm.conf, as gres.conf lists"
     if is_mixed:
@@ -335,7 +335,7 @@ def _check_detector(group: NodeClass, gpus: Sequence[GpuCores], source: str) -> 
     )
 
 
-def right_cores(
+def find_right_cores(
     line: GresLine, gpu: GpuCores, order: CoreOrder, *, is_detected: bool
 ) -> CpuSet | None:
     """The correct Cores= of this GPU: the line's own if they are near or cannot be judged."""
@@ -366,10 +366,10 @@ def _check_cores(
         wrong = [
             gpu
             for gpu in members
-            if right_cores(line, gpu, order, is_detected=is_detected) != line.cores
+            if find_right_cores(line, gpu, order, is_detected=is_detected) != line.cores
         ]
         if not wrong:
-            yield from _omitted_cores(line, members, place)
+            yield from _check_omitted_cores(line, members, place)
             continue
         right, severity = wrong[0].cores or CpuSet(), Severity.WARNING
         name, observed = "gres-cores-wrong", f"Cores={line.cores}"
@@ -407,7 +407,7 @@ def _check_cores(
         )
 
 
-def _omitted_cores(line: GresLine, gpus: Sequence[GpuCores], place: str) -> Iterator[Finding]:
+def _check_omitted_cores(line: GresLine, gpus: Sequence[GpuCores], place: str) -> Iterator[Finding]:
     """Find a line with some of its GPUs' cores."""
     cut = [gpu for gpu in gpus if gpu.cores and line.cores not in (gpu.cores, gpu.local_cores)]
     if line.cores is not None and cut:
@@ -463,7 +463,7 @@ def has_core_counts(groups: Sequence[NodeClass], order: CoreOrder) -> bool:
     return all(shape is not None and order.fits(shape) for shape in shapes)
 
 
-def right_settings(slurm: SlurmConfig, core_counts: bool) -> dict[str, tuple[str, str]]:
+def list_right_settings(slurm: SlurmConfig, core_counts: bool) -> dict[str, tuple[str, str]]:
     """Settings that let Slurm allocate CPUs and GPUs of two nodes: key -> (finding, value)."""
     settings: dict[str, tuple[str, str]] = {}
     if _find_value(slurm, "SelectType").lower().removeprefix("select/") != "cons_tres":
@@ -491,7 +491,7 @@ def right_settings(slurm: SlurmConfig, core_counts: bool) -> dict[str, tuple[str
 
 def _check_settings(slurm: SlurmConfig, core_counts: bool) -> Iterator[Finding]:
     source = f"{slurm.source}, {_SLURM_PAGE}"
-    for key, (name, value) in right_settings(slurm, core_counts).items():
+    for key, (name, value) in list_right_settings(slurm, core_counts).items():
         expected, observed = f"{key}={value}", _format_setting(slurm, key)
         values = {"value": value}
         case = "CR_Memory" if "CR_MEMORY" in map(str.upper, _split_value(slurm, key)) else None

@@ -37,7 +37,7 @@ from homenode.cluster.slurm.tools.slurm_nodes import (
 from homenode.cluster.slurm.tools.squeue import (
     NUMBERS_COMMAND,
     QueuedJob,
-    json_command,
+    build_json_command,
     parse_squeue_jobs,
     parse_states,
     states_command,
@@ -109,16 +109,16 @@ def ask_jobs(names: Sequence[str]) -> tuple[Job, ...]:
         if not _JOB.fullmatch(name):
             raise InputError(f"job {name!r}: expected an id such as 4711, 4711_3 or 4711+1")
     try:
-        jobs = parse_squeue_jobs(ask(json_command(names)))
+        jobs = parse_squeue_jobs(ask(build_json_command(names)))
     except NoAnswerError:
         raise
     except (ToolError, ParseError) as error:
         if isinstance(error, ToolError) and _UNKNOWN_JOB in error.message:
-            raise _unknown_job(", ".join(names)) from None
-        jobs = _scontrol_jobs(names)
+            raise _make_unknown_job(", ".join(names)) from None
+        jobs = _query_scontrol(names)
     for name in names:
         if not any(is_asked_for(job, (name,)) for job in jobs):
-            raise _unknown_job(name)
+            raise _make_unknown_job(name)
     return tuple(job for job in jobs if is_asked_for(job, tuple(names)))
 
 
@@ -126,19 +126,19 @@ _JOB = re.compile(r"[0-9]{1,10}(?:[_+][0-9]{1,10})?", re.ASCII)
 _UNKNOWN_JOB = "Invalid job id"
 
 
-def _unknown_job(name: str) -> InputError:
+def _make_unknown_job(name: str) -> InputError:
     return InputError(
         f"job {name}: unknown to Slurm",
         hint="only records of ended jobs remain: read them with --records DIR",
     )
 
 
-def _scontrol_jobs(names: Sequence[str]) -> tuple[Job, ...]:
+def _query_scontrol(names: Sequence[str]) -> tuple[Job, ...]:
     try:
         texts = [ask((*JOBS_COMMAND, name)) for name in names] or [ask(JOBS_COMMAND)]
     except ToolError as error:
         if _UNKNOWN_JOB in error.message:
-            raise _unknown_job(", ".join(names)) from None
+            raise _make_unknown_job(", ".join(names)) from None
         raise
     # Last, so that it has every job that the texts have.
     job_numbers = frozenset(ask(NUMBERS_COMMAND).split())
@@ -244,7 +244,7 @@ def read_config(path: Path) -> SlurmConfig:
                 return f"it is outside the directory of {path.name}"
             if not paths or not all(target.is_file() for target in paths):
                 return "no such file"
-            return tuple(ConfigFile(str(target), _included_text(top, target)) for target in paths)
+            return tuple(ConfigFile(str(target), _read_included(top, target)) for target in paths)
         except OSError as error:
             return f"{error.strerror}"
         except (ValueError, RuntimeError) as error:  # a name with a NUL, links in a circle
@@ -257,7 +257,7 @@ def read_config(path: Path) -> SlurmConfig:
     return parse_config(content.decode("utf-8", "replace"), str(path), include)
 
 
-def _included_text(top: Path, path: Path) -> str:
+def _read_included(top: Path, path: Path) -> str:
     inside = path.resolve().relative_to(top)
     return read_below(top, str(inside), _MAX_BYTES).decode("utf-8", "replace")
 

@@ -38,8 +38,8 @@ from homenode.cluster.slurm.gres import DeviceOrder, device_order
 from homenode.cluster.slurm.job_allocation import (
     JobAllocation,
     NodeMachine,
-    allocation_by_gres,
     build_allocation,
+    build_gres_allocation,
     node_machine,
     unknown_allocation,
 )
@@ -49,12 +49,12 @@ from homenode.cluster.slurm.tools.slurm_nodes import (
     NodeShape,
     compress_hostlist,
     expand_hostlist,
-    shown_shapes,
+    read_shapes,
 )
 from homenode.errors import NotKnownError, ParseError, ToolError, UsageError, exclusive, requires
 from homenode.findings import add_gaps
 from homenode.safe.input_files import read_input
-from homenode.text import first_few, plural
+from homenode.text import plural, shorten_list
 from homenode.vm.sources import load_host
 
 _MAX_LINES = 8
@@ -83,7 +83,7 @@ def audit(arguments: SlurmAuditArguments) -> None:
             records = read_records(arguments.records, arguments.jobs, order)
             findings = judge_jobs(_add_judged(records, jobs))
         else:
-            listed, not_checked = _jobs_to_audit(arguments.jobs, arguments.jobs_file)
+            listed, not_checked = _choose_jobs(arguments.jobs, arguments.jobs_file)
             shapes = _read_shapes(arguments.jobs_file, arguments.nodes_file)
             machines = _read_machines(arguments.host)
             running = _running_allocations(listed, shapes, machines, order, look=arguments.look)
@@ -91,7 +91,7 @@ def audit(arguments: SlurmAuditArguments) -> None:
                 _add_judged(running, jobs), [job for job in listed if job.unreadable is not None]
             )
             if jobs and arguments.jobs_file is not None and arguments.nodes_file is None:
-                names = first_few({machine.host.name: None for machine in machines.values()}, 3)
+                names = shorten_list({machine.host.name: None for machine in machines.values()}, 3)
                 file = "--nodes FILE with `scontrol show node`"
                 not_checked += (f"whether the nodes are as {names}: {file}",)
             findings = replace(findings, not_checked=(*findings.not_checked, *not_checked))
@@ -122,7 +122,7 @@ def _add_judged(
         yield allocation
 
 
-def _jobs_to_audit(
+def _choose_jobs(
     names: tuple[str, ...], jobs_file: Path | None
 ) -> tuple[tuple[Job, ...], tuple[str, ...]]:
     """Return the jobs, and unknown facts of their listing. Raises UsageError if a requested job
@@ -148,7 +148,7 @@ def _jobs_to_audit(
 
 def _read_shapes(jobs_file: Path | None, nodes_file: Path | None) -> Mapping[str, NodeShape | None]:
     if nodes_file is not None:
-        return shown_shapes(_read_text(nodes_file, "nodes as Slurm lists them"), str(nodes_file))
+        return read_shapes(_read_text(nodes_file, "nodes as Slurm lists them"), str(nodes_file))
     return ask_shapes() if jobs_file is None else {}
 
 
@@ -180,7 +180,7 @@ def _running_allocations(
                 numbers = ()  # whole GPUs beside slices are not numbered by address
             allocation = build_allocation(job, share, machine, shape, numbers)
             if allocation.unknown is not None and order is not None and shape is not None:
-                allocation = allocation_by_gres(job, share, shape, order) or allocation
+                allocation = build_gres_allocation(job, share, shape, order) or allocation
             if look and allocation.gpus:
                 allocation = add_tasks(allocation, _read_tasks(job, share.node))
             yield allocation
@@ -296,14 +296,14 @@ def _write(directory: Path, texts: Mapping[str, str], named_paths: tuple[Path, .
     """Write all files without overwriting any; named_paths: the two files that the user named."""
     text_of_path: dict[Path, str] = {}
     for source, text in texts.items():
-        path = directory / _relative_path(Path(source), named_paths)
+        path = directory / _shorten_path(Path(source), named_paths)
         if path in text_of_path:
             raise UsageError(f"{path}: expected files of different names, found one")
         text_of_path[path] = text
     write_new_files(directory, text_of_path)
 
 
-def _relative_path(path: Path, named_paths: tuple[Path, ...]) -> Path:
+def _shorten_path(path: Path, named_paths: tuple[Path, ...]) -> Path:
     """Return the path relative to the directory of the including file; never one outside."""
     for file in named_paths:
         if path not in named_paths and path.resolve().is_relative_to(file.parent.resolve()):

@@ -156,7 +156,7 @@ class _ConfigReader(NamedTuple):
             raise ParseError(source, f"at most {MAX_TEXT_CHARS} characters", str(len(text)))
         if text.count("\n") > MAX_LINES:
             raise ParseError(source, f"at most {MAX_LINES} lines", str(text.count("\n")))
-        for first, last, statement in _logical_lines(text):
+        for first, last, statement in _split_logical_lines(text):
             include = _INCLUDE.match(statement)
             if include is not None:
                 self._include(include[1], f"{source}:{first}", source, depth)
@@ -188,7 +188,7 @@ class _ConfigReader(NamedTuple):
         return None if cluster is None else path.replace("%c", cluster)
 
 
-def _logical_lines(text: str) -> Iterator[tuple[int, int, str]]:
+def _split_logical_lines(text: str) -> Iterator[tuple[int, int, str]]:
     """Yield (first line, last line, text) of each logical line, without comment and escapes."""
     owned: list[str] = []
     first = 1

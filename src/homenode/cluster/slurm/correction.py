@@ -8,17 +8,17 @@ from itertools import groupby
 
 from homenode.cluster.slurm.check import (
     GpuCores,
+    find_right_cores,
+    find_right_type,
     format_gres,
     gpu_cores,
     groups_like,
     has_core_counts,
-    right_cores,
-    right_settings,
-    right_type,
+    list_right_settings,
 )
 from homenode.cluster.slurm.config import ConfigLine, SlurmConfig, config_word, replace_words
-from homenode.cluster.slurm.gres import GresLine, NodeClass, node_classes, place_files
-from homenode.cluster.slurm.numbering import core_order
+from homenode.cluster.slurm.gres import GresLine, NodeClass, group_nodes, place_files
+from homenode.cluster.slurm.numbering import build_core_order
 from homenode.cluster.slurm.tools.slurm_nodes import compress_hostlist
 from homenode.cpuset import CpuSet
 from homenode.machine.topology import Host
@@ -38,7 +38,7 @@ def correct(
     Lines about other nodes too (`find_shared_lines`) are left alone, and so are MIG slices' counts.
     Raises like `check`.
     """
-    groups, gpus = groups_like(node_classes(gres, slurm, nodes), host), gpu_cores(host)
+    groups, gpus = groups_like(group_nodes(gres, slurm, nodes), host), gpu_cores(host)
     shared_lines = find_shared_lines(gres, slurm, host, nodes)
     gres_edits: Edits = {}
     words_of: dict[ConfigLine, dict[str, str]] = {}
@@ -47,12 +47,12 @@ def correct(
         types = None
         if not shared_lines.keys() & set(group.lines):
             # A line is written once: the type of one group must be that of all.
-            kinds = {right_type(other, host) for other in groups if other.lines == group.lines}
+            kinds = {find_right_type(other, host) for other in groups if other.lines == group.lines}
             kind = kinds.pop() if len(kinds) == 1 else ""
             types = _correct_lines(gres, group, host, kind, gres_edits)
         if types is None and not group.lines and not group.is_sliced:
             if group.autodetect is None and not gres.not_read:
-                added_lines[gres.source] += _new_lines(group, gpus)
+                added_lines[gres.source] += _format_new_lines(group, gpus)
             types = {next(iter(group.configured_gpus), ""): len(gpus)}
         node = group.definition
         if node is None or set(node.names) != set(group.names) or not types:
@@ -66,8 +66,8 @@ def correct(
             ]
             value = ",".join([format_gres(types), *filter(None, other_gres)])
             words_of.setdefault(node.line, {})["Gres"] = value
-    core_counts = has_core_counts(groups, core_order(host))
-    for key, (_, value) in right_settings(slurm, core_counts).items():
+    core_counts = has_core_counts(groups, build_core_order(host))
+    for key, (_, value) in list_right_settings(slurm, core_counts).items():
         setting = slurm.find_last(key.lower())
         if setting is not None:
             words_of.setdefault(setting[1], {})[key] = value
@@ -83,9 +83,9 @@ def find_shared_lines(
     gres: SlurmConfig, slurm: SlurmConfig, host: Host, nodes: Sequence[str] = ()
 ) -> dict[GresLine, tuple[str, ...]]:
     """Return the gres.conf lines that also name nodes of other machines or outside `nodes`."""
-    groups = groups_like(node_classes(gres, slurm, nodes), host)
+    groups = groups_like(group_nodes(gres, slurm, nodes), host)
     names = {name for group in groups for name in group.names}
-    every = [name for group in node_classes(gres, slurm) for name in group.names]
+    every = [name for group in group_nodes(gres, slurm) for name in group.names]
     lines = {line: every if line.nodes is None else line.nodes for g in groups for line in g.lines}
     others = {line: tuple(n for n in of_line if n not in names) for line, of_line in lines.items()}
     return {line: other_names for line, other_names in others.items() if other_names}
@@ -99,7 +99,7 @@ def _correct_lines(
     file_places = place_files(group.lines)
     if not file_places or any(file is None for _, file, _ in file_places):
         return None
-    gpus, order = gpu_cores(host), core_order(host)
+    gpus, order = gpu_cores(host), build_core_order(host)
     is_detected = group.autodetect is not None
     types: dict[str, int] = {}
     rows: tuple[str, ...] = ()
@@ -114,7 +114,7 @@ def _correct_lines(
                 gpu = gpus[number] if 0 <= number < len(gpus) else None
                 cores = line.cores
                 if gpu is not None:
-                    cores = right_cores(line, gpu, order, is_detected=is_detected)
+                    cores = find_right_cores(line, gpu, order, is_detected=is_detected)
                 files.setdefault(cores, []).append(file)
         rows = ()
         for cores, names in files.items():
@@ -162,7 +162,7 @@ def _find_stem(file_places: Sequence[tuple[GresLine, str | None, int]]) -> tuple
     return next(iter(stems)) if len(stems) == 1 else None
 
 
-def _new_lines(group: NodeClass, gpus: Sequence[GpuCores]) -> list[str]:
+def _format_new_lines(group: NodeClass, gpus: Sequence[GpuCores]) -> list[str]:
     """Return lines for GPUs that no line names; none if a vendor's device files are unknown."""
     lines = []
     kind = next(iter(group.configured_gpus), "")

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from msgspec import Struct
 
 from homenode.cluster.slurm.config import GRES_KEYS, ConfigLine, SlurmConfig, reject_misspelt_keys
-from homenode.cluster.slurm.tools.scontrol import gpu_types
+from homenode.cluster.slurm.tools.scontrol import parse_gpu_types
 from homenode.cluster.slurm.tools.slurm_nodes import (
     Hostlists,
     NodeShape,
@@ -60,10 +60,10 @@ def gres_lines(config: SlurmConfig) -> tuple[GresLine, ...]:
     """Return the lines of a gres.conf. Raises ParseError that names the line."""
     reject_misspelt_keys(config.lines, GRES_KEYS)
     lists = Hostlists()
-    return tuple(_gres_line(line, line.source, lists) for line in config.lines)
+    return tuple(_parse_gres_line(line, line.source, lists) for line in config.lines)
 
 
-def lines_by_node(lines: tuple[GresLine, ...], nodes: int) -> Callable[[str], tuple[GresLine, ...]]:
+def group_lines(lines: tuple[GresLine, ...], nodes: int) -> Callable[[str], tuple[GresLine, ...]]:
     """Return a function from a node's name to the lines that name it or no node, in order.
 
     It indexes the lines: searching all of them for each node of a large cluster takes minutes.
@@ -103,7 +103,7 @@ def find_autodetect(lines: tuple[GresLine, ...], node: str) -> str | None:
     return None if of_all in (None, "off") else of_all
 
 
-def _gres_line(line: ConfigLine, source: str, lists: Hostlists) -> GresLine:
+def _parse_gres_line(line: ConfigLine, source: str, lists: Hostlists) -> GresLine:
     def expand(*keys: str) -> tuple[str, ...]:
         value = line.get(*keys)
         return () if value is None else lists.expand(value, source, line=line.first)
@@ -233,10 +233,10 @@ class NodeDefinition(Struct, frozen=True):
     @property
     def gpu_types(self) -> Mapping[str, int]:
         """Number of GPUs of each type in Gres=; empty without GPUs."""
-        return {} if self.gres is None else gpu_types(self.gres)
+        return {} if self.gres is None else parse_gpu_types(self.gres)
 
 
-def node_definitions(config: SlurmConfig) -> tuple[NodeDefinition, ...]:
+def list_node_definitions(config: SlurmConfig) -> tuple[NodeDefinition, ...]:
     """Return the nodes of a slurm.conf. Raises ParseError that names the line."""
     defaults: dict[str, str] = {}
     definitions = []
@@ -280,13 +280,13 @@ class NodeClass(Struct, frozen=True):
         return {} if self.definition is None else self.definition.gpu_types
 
 
-def node_classes(
+def group_nodes(
     gres: SlurmConfig, slurm: SlurmConfig, nodes: Sequence[str] = ()
 ) -> tuple[NodeClass, ...]:
     """Return the GPU nodes of both files. nodes: only these; () = all nodes with GPUs, else all
     nodes. Raises ParseError that names a line, InputError for a node that is in neither file."""
     lines = gres_lines(gres)
-    node_of_name = {name: node for node in node_definitions(slurm) for name in node.names}
+    node_of_name = {name: node for node in list_node_definitions(slurm) for name in node.names}
     named = [name for name, node in node_of_name.items() if node.gpu_types]
     named += [name for line in lines if line.name == "gpu" for name in line.nodes or ()]
     has_lines = any(line.name == "gpu" or line.autodetect for line in lines)
@@ -296,7 +296,7 @@ def node_classes(
             f"no node {compress_hostlist(unknown)} in {slurm.source} or {gres.source}",
             hint=f"--nodes {compress_hostlist(named or node_of_name)[:200]}",
         )
-    lines_of = lines_by_node(lines, len(names))
+    lines_of = group_lines(lines, len(names))
     groups: dict[tuple[object, ...], list[str]] = {}
     for name in names or (("",) if has_lines else ()):
         node_lines = lines_of(name)

@@ -13,11 +13,11 @@ from homenode.bdf import Bdf
 from homenode.cluster.slurm.gres import DeviceOrder
 from homenode.cluster.slurm.numbering import (
     CoreOrder,
-    core_order,
-    gpu_memory_nodes,
+    build_core_order,
+    find_gpu_memory_nodes,
     home_node,
     is_other_model,
-    nodes_with_cpus,
+    list_cpu_nodes,
 )
 from homenode.cluster.slurm.tools.scontrol import Job, NodeShare
 from homenode.cluster.slurm.tools.slurm_nodes import NodeShape
@@ -93,7 +93,7 @@ class NodeMachine(Struct, frozen=True):
     @property
     def has_nodes_in_packages(self) -> bool:
         """Whether SlurmdParameters=numa_node_as_socket would change the sockets."""
-        return len(nodes_with_cpus(self.host)) > len(self.host.packages)
+        return len(list_cpu_nodes(self.host)) > len(self.host.packages)
 
 
 def node_machine(host: Host) -> NodeMachine:
@@ -108,7 +108,7 @@ def node_machine(host: Host) -> NodeMachine:
     tree = NodeTree(
         pus_of_node={node.index: node.pus for node in host.nodes},
         gpus_of_node=counts,
-        gpu_memory=frozenset(gpu_memory_nodes(host)),
+        gpu_memory=frozenset(find_gpu_memory_nodes(host)),
         package_of_node={node.index: node.package for node in host.nodes},
         distances={
             (a, b): row[column]
@@ -116,7 +116,7 @@ def node_machine(host: Host) -> NodeMachine:
             for column, b in enumerate(indices)
         },
     )
-    return NodeMachine(host, core_order(host), tree, gpus)
+    return NodeMachine(host, build_core_order(host), tree, gpus)
 
 
 def build_allocation(
@@ -186,7 +186,7 @@ def build_allocation(
     return replace(_make_allocation(job, share.node), pus=pus, gpus=gpus, tree=machine.tree)
 
 
-def allocation_by_gres(
+def build_gres_allocation(
     job: Job, share: NodeShare, shape: NodeShape, gres: DeviceOrder
 ) -> JobAllocation | None:
     """Return a job's resources on a node by the Cores= of its GPUs in gres.conf, if the machine is

@@ -18,13 +18,13 @@ from homenode.machine.pci import PciDevice
 from homenode.machine.topology import Host, MemoryKind, NumaNode
 
 
-def nodes_with_cpus(host: Host) -> tuple[NumaNode, ...]:
+def list_cpu_nodes(host: Host) -> tuple[NumaNode, ...]:
     return tuple(node for node in host.nodes if node.pus)
 
 
 def home_node(host: Host, gpu: PciDevice) -> NodeIndex | None:
     """Return the node with CPUs of a GPU, else that of its local CPUs; None if neither is known."""
-    nodes = {node.index: node for node in nodes_with_cpus(host)}
+    nodes = {node.index: node for node in list_cpu_nodes(host)}
     if gpu.node in nodes:
         return gpu.node
     if len(nodes) == 1:
@@ -34,7 +34,7 @@ def home_node(host: Host, gpu: PciDevice) -> NodeIndex | None:
     return candidates[0] if len(candidates) == 1 else None
 
 
-def gpu_memory_nodes(host: Host) -> dict[NodeIndex, Bdf | None]:
+def find_gpu_memory_nodes(host: Host) -> dict[NodeIndex, Bdf | None]:
     """Return nodes of GPU memory with their GPU; None if the driver does not report the GPU. A node
     without CPUs but with an initiator other than a CPU counts too."""
     return {
@@ -44,9 +44,9 @@ def gpu_memory_nodes(host: Host) -> dict[NodeIndex, Bdf | None]:
     }
 
 
-def bindable_nodes(host: Host) -> tuple[NumaNode, ...]:
+def list_bindable_nodes(host: Host) -> tuple[NumaNode, ...]:
     """Return the nodes with CPUs and memory."""
-    return tuple(node for node in nodes_with_cpus(host) if node.memory_bytes != 0)
+    return tuple(node for node in list_cpu_nodes(host) if node.memory_bytes != 0)
 
 
 _MODEL = re.compile(r"(?<![a-z0-9])(?:[abhlpv]|g[bh]|[gr]tx|mi)[0-9]{2,4}[a-z]?(?![a-z0-9])")
@@ -102,11 +102,11 @@ class CoreOrder(Struct, frozen=True):
         return shape.cores == len(self.pus) and shape.threads_per_core in (1, self.threads)
 
 
-def core_order(host: Host) -> CoreOrder:
+def build_core_order(host: Host) -> CoreOrder:
     """The cores in Slurm's order. Offline CPUs have no place in it: slurmd does not count them.
 
     >>> from homenode.vm.sources import load_host
-    >>> core_order(load_host("x86-2p2n8c16t-pus-interleaved")).pus[1]
+    >>> build_core_order(load_host("x86-2p2n8c16t-pus-interleaved")).pus[1]
     CpuSet('2,10')
     """
     by_index = {pu.index: pu for pu in host.pus}

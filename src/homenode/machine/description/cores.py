@@ -68,10 +68,10 @@ def parse_cores(file: HostDocument, nodes: Mapping[int, NodeTable]) -> tuple[Cor
     llcs = pu_count = 0
     for position, package in enumerate(package_numbers):
         override = overrides.get(position)
-        cores = _package_cores(file, override, package)
+        cores = _list_package_cores(file, override, package)
         first = position * per_package // per_node
         own_nodes = node_numbers[first : first + per_package]
-        counts = _node_counts(file, own_nodes, shares, len(cores), alone=per_node == 1)
+        counts = _count_node_cores(file, own_nodes, shares, len(cores), alone=per_node == 1)
         node_of_core = [
             node for node, count in zip(own_nodes, counts, strict=True) for _ in range(count)
         ]
@@ -118,7 +118,7 @@ def _find_overrides(file: HostDocument) -> dict[int, PackageTable]:
     return tables
 
 
-def _package_cores(
+def _list_package_cores(
     file: HostDocument, override: PackageTable | None, package: int
 ) -> list[CoreSlot]:
     """Return the cores of one package, from [[package]], else from the file's keys."""
@@ -145,7 +145,7 @@ def _package_cores(
     return [CoreSlot(package, 0, i, 0, None, *part) for i, part in enumerate(parts)]
 
 
-def _node_counts(
+def _count_node_cores(
     file: HostDocument,
     nodes: Sequence[int],
     shares: Mapping[int, int],
@@ -209,7 +209,7 @@ def _deal_cores(slots: Sequence[CoreSlot], row: Sequence[int]) -> list[int]:
     return [i for turn in zip_longest(*hands.values()) for i in turn if i is not None]
 
 
-def tables_of_nodes(file: HostDocument) -> dict[int, NodeTable]:
+def map_node_tables(file: HostDocument) -> dict[int, NodeTable]:
     tables: dict[int, NodeTable] = {}
     for table in file.node:
         index = table.index
@@ -226,7 +226,7 @@ def tables_of_nodes(file: HostDocument) -> dict[int, NodeTable]:
     return tables
 
 
-def packages_of_nodes(
+def map_node_packages(
     tables: Mapping[int, NodeTable], cores: Sequence[CoreSlot]
 ) -> dict[int, PackageIndex | None]:
     """Return the package of each node with cores or a [[node]], None = unknown; ascending."""
@@ -368,7 +368,7 @@ def _choose_distance(
     return classes.memory_same_package if is_same_package else classes.memory_other_package
 
 
-def online_pus(file: HostDocument, cores: Sequence[CoreSlot]) -> CpuSet:
+def list_online_pus(file: HostDocument, cores: Sequence[CoreSlot]) -> CpuSet:
     """Return all CPUs but `offline_pus`. Raises InputError if none is left or one is missing."""
     pus = CpuSet(pu for core in cores for pu in core.pus)
     offline = file.offline_pus
@@ -399,14 +399,14 @@ def build_llcs(
     slots: Sequence[CoreSlot], online: CpuSet, level: int, sizes: Sequence[int | None]
 ) -> tuple[Llc, ...]:
     """Return the last-level caches of online CPUs, by their lowest CPU. sizes: used in turn."""
-    sharers = _union_by_key((slot.llc, slot.pus) for slot in slots if slot.llc is not None)
+    sharers = _merge_by_key((slot.llc, slot.pus) for slot in slots if slot.llc is not None)
     alive = [(pus & online, sizes[llc % len(sizes)]) for llc, pus in sorted(sharers.items())]
     caches = sorted((cache for cache in alive if cache[0]), key=lambda cache: _lowest_pu(cache[0]))
     return tuple(Llc(LlcIndex(i), pus, level, size) for i, (pus, size) in enumerate(caches))
 
 
 def build_packages(slots: Sequence[CoreSlot], online: CpuSet) -> tuple[Package, ...]:
-    members = _union_by_key((slot.package, slot.pus) for slot in slots)
+    members = _merge_by_key((slot.package, slot.pus) for slot in slots)
     return tuple(
         Package(PackageIndex(index), pus & online)
         for index, pus in sorted(members.items())
@@ -414,7 +414,7 @@ def build_packages(slots: Sequence[CoreSlot], online: CpuSet) -> tuple[Package, 
     )
 
 
-def _union_by_key(pairs: Iterable[tuple[int, tuple[int, ...]]]) -> dict[int, CpuSet]:
+def _merge_by_key(pairs: Iterable[tuple[int, tuple[int, ...]]]) -> dict[int, CpuSet]:
     members: dict[int, list[int]] = {}
     for key, pus in pairs:
         members.setdefault(key, []).extend(pus)

@@ -17,13 +17,13 @@ from homenode.machine.description.cores import (
     build_cores,
     build_llcs,
     build_packages,
-    online_pus,
-    packages_of_nodes,
+    list_online_pus,
+    map_node_packages,
+    map_node_tables,
     parse_cores,
     parse_distances,
     parse_node,
     pus_of_node,
-    tables_of_nodes,
 )
 from homenode.machine.description.devices import parse_models, parse_roots
 from homenode.machine.description.tables import (
@@ -50,9 +50,9 @@ from homenode.machine.topology import (
     assemble_pus,
     summarise,
 )
-from homenode.package_data import package_names, read_package_text
+from homenode.package_data import list_package_names, read_package_text
 from homenode.text import plural
-from homenode.units import whole_number
+from homenode.units import parse_whole
 
 
 def parse_reserve(file: HostDocument) -> HostReserve | None:
@@ -115,7 +115,7 @@ def _build_vm(
         running=table.state == "running",
         vcpu_pins=pins,
         emulator_pus=emulator or None,
-        iothread_pus=_pu_lists(table, "iothreads", table.iothreads, online),
+        iothread_pus=_list_pu_sets(table, "iothreads", table.iothreads, online),
         memory_bytes=total,
         memory_bound=bool(sizes),
         memory_by_node=tuple((NodeIndex(node), sizes[node]) for node in sorted(sizes)),
@@ -139,7 +139,7 @@ def _list_pins(
             pus = CpuSet.parse(pins, f"{table.source}: {table.name_of('pins')}")
             pu_sets = tuple(CpuSet([pu]) for pu in _online_pus(table, "pins", pus, online))
         else:
-            pu_sets = _pu_lists(table, "pins", pins, online)
+            pu_sets = _list_pu_sets(table, "pins", pins, online)
         if not pu_sets or (count is not None and count != len(pu_sets)):
             shown = pins if isinstance(pins, str) else list(map(str, pins))
             raise table.make_error("pins", f"the CPUs of each of {count or 'its'} vCPUs", shown)
@@ -173,7 +173,7 @@ def _share_memory(
     if isinstance(value, dict):
         sizes: dict[int, int] = {}
         for key, size in value.items():
-            node = whole_number(key)
+            node = parse_whole(key)
             if node is None or node not in host_nodes:
                 raise table.make_error("memory", f"nodes of the host ({CpuSet(host_nodes)})", key)
             sizes[node] = int(decode_value(size, Size, table.source, f"{key_name}.{key}"))
@@ -185,7 +185,7 @@ def _share_memory(
     return total, {node: share + (i < remainder) for i, node in enumerate(sorted(nodes))}
 
 
-def _pu_lists(
+def _list_pu_sets(
     table: VmTable, key: str, pu_sets: Sequence[CpuSet], online: CpuSet
 ) -> tuple[CpuSet, ...]:
     for pus in pu_sets:
@@ -282,14 +282,14 @@ def parse_description(text: str, source: str) -> HostDescription:
     if not _NAME.match(file.name):
         raise file.make_error("name", "a name of letters, digits, dots, dashes", file.name)
     cpu = CpuModel(file.cpu.vendor, file.cpu.name, file.cpu.family, file.cpu.model)
-    node_tables = tables_of_nodes(file)
+    node_tables = map_node_tables(file)
     slots = parse_cores(file, node_tables)
-    package_of_node = packages_of_nodes(node_tables, slots)
-    online = online_pus(file, slots)
+    package_of_node = map_node_packages(node_tables, slots)
+    online = list_online_pus(file, slots)
     local = pus_of_node(slots, online)
     tree = _build_tree(file, cpu.vendor, tuple(package_of_node), local)
     cores = build_cores(slots, online)
-    llcs = build_llcs(slots, online, file.llc_level, _llc_sizes(file))
+    llcs = build_llcs(slots, online, file.llc_level, _list_llc_sizes(file))
     packages = build_packages(slots, online)
     plain = NodeTable(index=())
     plain.locate(source, "node")
@@ -404,7 +404,7 @@ def _build_tree(
     return number_devices(file.source, roots, models, everywhere, iommu=file.iommu)
 
 
-def _llc_sizes(file: HostDocument) -> tuple[int | None, ...]:
+def _list_llc_sizes(file: HostDocument) -> tuple[int | None, ...]:
     """Return the sizes of a package's caches in bytes, in order; one value if they are equal."""
     if not file.llc_sizes:
         return (_convert_to_bytes(file.llc_size),)
@@ -424,7 +424,7 @@ _SHAPE = re.compile(r"-(?:\d+p)?\d+n\d+c", re.ASCII)
 
 def list_shipped_hosts() -> tuple[str, ...]:
     """Return names of the hosts that come with homenode, sorted."""
-    names = package_names(*_DIRECTORY)
+    names = list_package_names(*_DIRECTORY)
     return tuple(sorted(n.removesuffix(_SUFFIX) for n in names if n.endswith(_SUFFIX)))
 
 

@@ -95,11 +95,11 @@ def read_device_links(
             ordered_gpus = _order_gpus(matrix, nvidia, tuple(nvidia_gpus) or driver_gpus)
             links += _find_nvlinks(matrix, ordered_gpus, gpu_of_node, gaps)
             if len(ordered_gpus) == sum(row.name.startswith("GPU") for row in matrix.devices):
-                node_of_gpu = _nodes_of_rows(matrix, ordered_gpus, locality, gaps)
+                node_of_gpu = _map_row_nodes(matrix, ordered_gpus, locality, gaps)
     elif len(nvidia) > 1:
         gaps.append(Gap("NVLinks", "nvidia-smi topo -m was not there or failed"))
     if amd:
-        links += _amd_links(snapshot, amd, node_of_gpu, locality, gaps)
+        links += _list_amd_links(snapshot, amd, node_of_gpu, locality, gaps)
     for gpu in nvidia:
         stated_node = node_of_gpu.get(gpu.bdf)
         node = gpu.node if stated_node is None else stated_node.node
@@ -169,7 +169,7 @@ def _find_nvlinks(
     return links
 
 
-def _nodes_of_rows(
+def _map_row_nodes(
     matrix: nvidia_smi.TopoMatrix, gpus: list[PciDevice], locality: Locality, gaps: list[Gap]
 ) -> dict[Bdf, ReportedNode]:
     """Return the nodes of GPUs without a firmware node, by their rows; a gap if a row and sysfs, or
@@ -199,7 +199,7 @@ _AMD_TOOLS = (
 """Tools, the most trusted first."""
 
 
-def _amd_links(
+def _list_amd_links(
     snapshot: Snapshot,
     gpus: list[PciDevice],
     node_of_gpu: dict[Bdf, ReportedNode],
@@ -220,7 +220,7 @@ def _amd_links(
         if len(topology.bdf_of_gpu) > 1 and not topology.links:
             continue
         tool = COMMAND_OF_NAME[command].spellings[0][0]
-        gpu_of_number = _amd_gpus(topology, gpus)
+        gpu_of_number = _map_amd_gpus(topology, gpus)
         if not gpu_of_number:
             failures.append(Gap("xGMI links", f"{tool} lists none of the GPUs of the PCI tree"))
             continue
@@ -247,7 +247,7 @@ def _amd_links(
     return []
 
 
-def _amd_gpus(topology: AmdTopology, gpus: list[PciDevice]) -> dict[int, PciDevice]:
+def _map_amd_gpus(topology: AmdTopology, gpus: list[PciDevice]) -> dict[int, PciDevice]:
     """Return the GPU of each number. Partitions may be functions that no PCI tree has."""
     by_bdf = {gpu.bdf: gpu for gpu in gpus}
     gpu_of_number = {
@@ -393,7 +393,7 @@ def _read_mig(snapshot: Snapshot, gpus: Mapping[Bdf, NvidiaGpu], division: _GpuD
 
 def _read_amd(snapshot: Snapshot, gpus: Mapping[Bdf, PciDevice], division: _GpuDivision) -> None:
     amd = [gpu for gpu in gpus.values() if gpu.vendor_id == AMD]
-    counts = dict(_amd_counts(snapshot, amd, division)) if amd else {}
+    counts = dict(_count_amd_parts(snapshot, amd, division)) if amd else {}
     for gpu in amd:
         mode = _read_word(snapshot, gpu.bdf, "current_compute_partition") or division.mode.get(
             gpu.bdf
@@ -414,7 +414,7 @@ def _read_amd(snapshot: Snapshot, gpus: Mapping[Bdf, PciDevice], division: _GpuD
             ]
 
 
-def _amd_counts(
+def _count_amd_parts(
     snapshot: Snapshot, gpus: list[PciDevice], division: _GpuDivision
 ) -> Iterator[tuple[Bdf, int]]:
     """Yield the partitions of each GPU as amd-smi counts them; modes that it prints are kept."""
@@ -426,7 +426,7 @@ def _amd_counts(
         topology = snapshot.command_output("amd-smi-topology")
         gpu_of_number = {}
         if topology is not None:
-            gpu_of_number = _amd_gpus(amd_smi.parse_topology(topology), gpus)
+            gpu_of_number = _map_amd_gpus(amd_smi.parse_topology(topology), gpus)
     except ParseError as error:
         division.gaps.append(Gap("partitions of AMD GPUs", str(error)))
         return

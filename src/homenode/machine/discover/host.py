@@ -26,7 +26,7 @@ from homenode.machine.discover.pci_nodes import (
 from homenode.machine.discover.pci_tree import PciTree, read_pci_tree
 from homenode.machine.discover.processors import read_processors
 from homenode.machine.discover.system import (
-    cpu_model,
+    parse_cpu_model,
     read_architecture,
     read_cpu_fields,
     read_settings,
@@ -138,7 +138,7 @@ def discover(snapshot: Snapshot, read_domain: ReadDomain | None = None) -> Host:
     host = Host(
         name=snapshot.name,
         architecture=architecture,
-        cpu=cpu_model(cpu_fields),
+        cpu=parse_cpu_model(cpu_fields),
         packages=processors.packages,
         nodes=named_nodes,
         distances=distances,

@@ -10,14 +10,14 @@ from homenode.errors import InputError
 from homenode.findings import NO_VMS, Gap
 from homenode.machine.discover.hwloc_pci import read_hwloc_pci
 from homenode.machine.discover.nodes import Distances, find_package
-from homenode.machine.discover.processors import kinds_by_speed
+from homenode.machine.discover.processors import classify_speeds
 from homenode.machine.settings import HostSettings
 from homenode.machine.tools.hwloc_xml import (
     HwlocDistances,
     HwlocObject,
-    os_index,
     parse,
     parse_pus,
+    read_os_index,
 )
 from homenode.machine.topology import (
     LOCAL_DISTANCE,
@@ -34,7 +34,7 @@ from homenode.machine.topology import (
     assemble_pus,
 )
 from homenode.text import format_cpus
-from homenode.units import whole_number
+from homenode.units import parse_whole
 
 _BASE_PAGE_BYTES = 65536  # the largest base page of any architecture; huge pages are larger
 
@@ -55,14 +55,14 @@ def read_hwloc_nodes(
         key=lambda pair: (
             _special_kind(pair[0]) is not None,
             len(pair[1]),
-            os_index(pair[0], source),
+            read_os_index(pair[0], source),
         ),
     )
     in_use = CpuSet()
     pus_of_node: dict[int, CpuSet] = {}
     shared_nodes: list[int] = []
     for obj, nearest_pus in order:
-        index = os_index(obj, source)
+        index = read_os_index(obj, source)
         pus_of_node[index] = (
             CpuSet() if _special_kind(obj) else (nearest_pus & listed_cpus) - in_use
         )
@@ -78,9 +78,9 @@ def read_hwloc_nodes(
             Gap(f"node of {format_cpus(listed_cpus - in_use)}", "not in any node of the XML")
         )
     nodes: list[NumaNode] = []
-    for obj, _ in sorted(objects, key=lambda pair: os_index(pair[0], source)):
-        index = os_index(obj, source)
-        memory = whole_number(obj.attributes.get("local_memory"))
+    for obj, _ in sorted(objects, key=lambda pair: read_os_index(pair[0], source)):
+        index = read_os_index(obj, source)
+        memory = parse_whole(obj.attributes.get("local_memory"))
         if memory is None and not any(key.startswith("pages of ") for key in obj.infos):
             gaps.append(Gap(f"node {index} memory", "not in the XML"))
         elif memory is None:
@@ -131,7 +131,7 @@ def _list_pools(obj: HwlocObject) -> tuple[tuple[PagePool, ...], tuple[int, ...]
     empty: list[PagePool] = []
     unknown: list[int] = []
     for key, count in obj.infos.items():
-        size, total = whole_number(key.removeprefix("pages of ")), whole_number(count)
+        size, total = parse_whole(key.removeprefix("pages of ")), parse_whole(count)
         if not key.startswith("pages of ") or not size or size <= _BASE_PAGE_BYTES:
             continue
         if total == 0:
@@ -141,7 +141,7 @@ def _list_pools(obj: HwlocObject) -> tuple[tuple[PagePool, ...], tuple[int, ...]
     return tuple(sorted(empty)), tuple(sorted(unknown))
 
 
-def node_distances(
+def read_node_distances(
     matrices: tuple[HwlocDistances, ...], nodes: tuple[NumaNode, ...]
 ) -> tuple[Distances | None, tuple[Gap, ...]]:
     """Return SLIT distances, shape (nodes, nodes), [from][to]; None with a gap without any."""
@@ -201,7 +201,7 @@ def host_from_hwloc(text: str | bytes, name: str) -> Host:
     packages = _list_packages(objects, listed_cpus, gaps)
     nodes, node_gaps = read_hwloc_nodes(objects.nodes, listed_cpus, packages, name)
     gaps += node_gaps
-    distances, distance_gaps = node_distances(topology.distances, nodes)
+    distances, distance_gaps = read_node_distances(topology.distances, nodes)
     gaps += distance_gaps
     llcs = _list_llcs(objects, listed_cpus, gaps)
     cores = _list_cores(objects, packages, topology.cpu_kinds, name, gaps)
@@ -211,7 +211,7 @@ def host_from_hwloc(text: str | bytes, name: str) -> Host:
     return Host(
         name=name,
         architecture=topology.infos.get("Architecture") or _find_architecture(machine),
-        cpu=_cpu_model(machine, topology.infos),
+        cpu=_parse_cpu_model(machine, topology.infos),
         packages=packages,
         nodes=nodes,
         distances=distances,
@@ -242,22 +242,22 @@ def _walk(obj: HwlocObject, objects: _MachineObjects, source: str) -> None:
         if kind in ("Bridge", "PCIDev", "OSDev", "Misc"):
             continue
         if kind == "PU":
-            objects.pus.append(os_index(child, source))
+            objects.pus.append(read_os_index(child, source))
             continue
         pus = parse_pus(child, "cpuset", source)
         if kind == "NUMANode":
             objects.nodes.append((child, pus))
         elif kind == "Package":
-            objects.packages.append((whole_number(child.attributes.get("os_index")), pus))
+            objects.packages.append((parse_whole(child.attributes.get("os_index")), pus))
         elif kind == "Die":
-            die = whole_number(child.attributes.get("os_index"))
+            die = parse_whole(child.attributes.get("os_index"))
             if die is not None:
                 objects.dies.append((die, pus))
         elif kind == "Core":
-            objects.cores.append((whole_number(child.attributes.get("os_index")), pus))
+            objects.cores.append((parse_whole(child.attributes.get("os_index")), pus))
         elif kind in _DATA_CACHES:
-            size = whole_number(child.attributes.get("cache_size"))
-            depth = whole_number(child.attributes.get("depth")) or 0
+            size = parse_whole(child.attributes.get("cache_size"))
+            depth = parse_whole(child.attributes.get("depth")) or 0
             objects.caches.append((depth, size or None, pus))
         _walk(child, objects, source)
 
@@ -300,7 +300,7 @@ def _list_cores(
 ) -> tuple[Core, ...]:
     if not objects.cores:
         gaps.append(Gap("cores", "not in the XML"))
-    kind_of_pu = _kind_of_pu(kinds, source)
+    kind_of_pu = _classify_pus(kinds, source)
     package_of_pu = {pu: package.index for package in packages for pu in package.pus}
     cores: list[Core] = []
     for label, pus in sorted(objects.cores, key=lambda core: core[1].first() or 0):
@@ -313,7 +313,7 @@ def _list_cores(
     return tuple(cores)
 
 
-def _kind_of_pu(
+def _classify_pus(
     kinds: tuple[tuple[str, dict[str, str]], ...], source: str
 ) -> dict[PuIndex, CoreKind]:
     """Return P and E by the type of core that CPUID gives, else by speed as on Linux."""
@@ -324,30 +324,30 @@ def _kind_of_pu(
         chosen_kinds = tuple(_KIND_OF_CORE_TYPE[str(core_type)] for core_type in types)
     else:
         for info in ("LinuxCapacity", "FrequencyMaxMHz", "FrequencyBaseMHz"):
-            speeds = [speed for _, infos in kinds if (speed := whole_number(infos.get(info)))]
+            speeds = [speed for _, infos in kinds if (speed := parse_whole(infos.get(info)))]
             if speeds and len(speeds) == len(kinds):
-                chosen_kinds = kinds_by_speed(speeds)
+                chosen_kinds = classify_speeds(speeds)
                 break
     pairs = zip(sets, chosen_kinds, strict=True)
     return {pu: kind for pus, kind in pairs if kind is not None for pu in pus}
 
 
-def _cpu_model(machine: HwlocObject, infos: dict[str, str]) -> CpuModel:
-    values = {**infos, **_first_package(machine).infos}
+def _parse_cpu_model(machine: HwlocObject, infos: dict[str, str]) -> CpuModel:
+    values = {**infos, **_find_first_package(machine).infos}
     return CpuModel(
         vendor=values.get("CPUVendor"),
         name=(values.get("CPUModel") or "").strip() or None,
-        family=whole_number(values.get("CPUFamilyNumber")),
-        model=whole_number(values.get("CPUModelNumber")),
+        family=parse_whole(values.get("CPUFamilyNumber")),
+        model=parse_whole(values.get("CPUModelNumber")),
     )
 
 
 def _find_architecture(machine: HwlocObject) -> str | None:
     """Return x86_64 if the packages have CPUID numbers, which only hwloc's x86 code writes."""
-    return "x86_64" if "CPUFamilyNumber" in _first_package(machine).infos else None
+    return "x86_64" if "CPUFamilyNumber" in _find_first_package(machine).infos else None
 
 
-def _first_package(machine: HwlocObject) -> HwlocObject:
+def _find_first_package(machine: HwlocObject) -> HwlocObject:
     """Return the first package, also in a group or (version 1) a node; else the machine."""
     level = machine.children
     while level:

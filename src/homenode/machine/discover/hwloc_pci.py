@@ -12,7 +12,7 @@ from homenode.bdf import Bdf
 from homenode.cpuset import CpuSet, NodeIndex
 from homenode.errors import ParseError
 from homenode.findings import Gap
-from homenode.machine.discover.pci_nodes import format_functions, root_complexes
+from homenode.machine.discover.pci_nodes import format_functions, list_root_complexes
 from homenode.machine.pci import (
     NVIDIA,
     PCI_BRIDGE_CLASS,
@@ -23,7 +23,7 @@ from homenode.machine.pci import (
     PciDevice,
     PortType,
     RootComplex,
-    device_kind,
+    classify_device,
     port_types_by_structure,
 )
 from homenode.machine.tools.hwloc_xml import HwlocDistances, HwlocObject, parse_pus
@@ -87,7 +87,7 @@ def read_hwloc_pci(
         )
         for bdf in sorted(functions)
     )
-    roots, root_gaps = root_complexes(devices)
+    roots, root_gaps = list_root_complexes(devices)
     gaps = [
         *root_gaps,
         Gap("PCI functions that hwloc omitted", "lstopo keeps only some without --filter io:all"),
@@ -202,7 +202,7 @@ def _build_device(
     is_nvswitch = function.obj.attributes.get("subtype") == "NVSwitch"
     return PciDevice(
         bdf=bdf,
-        kind=DeviceKind.NVSWITCH if is_nvswitch else device_kind(class_code, vendor, device),
+        kind=DeviceKind.NVSWITCH if is_nvswitch else classify_device(class_code, vendor, device),
         class_code=class_code,
         vendor_id=NVIDIA if is_nvswitch else vendor,
         device_id=device,

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from homenode.cpuset import CoreIndex, CpuSet, LlcIndex, NodeIndex, PackageIndex, PuIndex
 from homenode.errors import InputError
 from homenode.findings import NO_VMS, Gap
-from homenode.machine.discover.pci_nodes import root_complexes
+from homenode.machine.discover.pci_nodes import list_root_complexes
 from homenode.machine.pci import UNASSIGNED_CLASS, DeviceKind, PciDevice
 from homenode.machine.tools.lscpu import LscpuCpu, LscpuTable
 from homenode.machine.tools.numactl import NumactlHardware
@@ -24,7 +24,7 @@ from homenode.machine.topology import (
     NumaNode,
     Package,
     assemble_pus,
-    host_of_nothing,
+    make_empty_host,
 )
 
 Key = TypeVar("Key", int, tuple[int, int])
@@ -43,7 +43,7 @@ def host_from_numactl(read: NumactlHardware, name: str) -> Host:
     )
     pus = CpuSet.union(node.pus for node in nodes)
     host = replace(
-        host_of_nothing(name, read.gaps),
+        make_empty_host(name, read.gaps),
         nodes=nodes,
         distances=read.distances,
         pus=assemble_pus(pus, pus, nodes=nodes),
@@ -90,7 +90,7 @@ def host_from_lscpu(read: LscpuTable, name: str) -> Host:
         )
     )
     host = replace(
-        host_of_nothing(name, read.gaps),
+        make_empty_host(name, read.gaps),
         packages=packages,
         nodes=nodes,
         nodes_assumed=not has_nodes,
@@ -126,8 +126,8 @@ def host_from_xl(read: XlInfo, name: str) -> Host:
         )
         for bdf, node in read.node_of_function.items()
     )
-    roots, _ = root_complexes(devices)
-    gaps = (*_missing_facts(host, TOOL), *read.gaps)
+    roots, _ = list_root_complexes(devices)
+    gaps = (*_list_missing_facts(host, TOOL), *read.gaps)
     return replace(host, root_complexes=roots, pci_devices=devices, gaps=gaps)
 
 
@@ -145,7 +145,7 @@ def host_from_topology(read: TopoMatrix, name: str) -> Host:
         for place, names in names_at.items()
     )
     unshown = Gap("CPUs and NUMA nodes", f"{tool} shows those of GPUs only")
-    return host_of_nothing(name, (unshown, *gaps, Gap(NO_VMS, f"{tool} does not show them")))
+    return make_empty_host(name, (unshown, *gaps, Gap(NO_VMS, f"{tool} does not show them")))
 
 
 def combine(first: Host, second: Host) -> Host:
@@ -180,7 +180,7 @@ def combine(first: Host, second: Host) -> Host:
         distances=base.distances or other.distances,
         nodes_assumed=base.nodes_assumed and (other.nodes_assumed or not other.nodes),
     )
-    missing = {gap.subject for gap in _missing_facts(host, "")}
+    missing = {gap.subject for gap in _list_missing_facts(host, "")}
     gaps = (
         gap
         for gap in (*base.gaps, *other.gaps)
@@ -194,7 +194,7 @@ _DEVICES = "PCI functions"
 _PARTS = (_CORES, _MEMORY, _DISTANCES, _DEVICES, NO_VMS)
 
 
-def _missing_facts(host: Host, tool: str) -> Iterator[Gap]:
+def _list_missing_facts(host: Host, tool: str) -> Iterator[Gap]:
     has_memory = any(node.memory_bytes is not None for node in host.nodes)
     is_there = (
         bool(host.cores),
@@ -209,7 +209,7 @@ def _missing_facts(host: Host, tool: str) -> Iterator[Gap]:
 
 
 def _add_missing(host: Host, tool: str) -> Host:
-    return replace(host, gaps=(*_missing_facts(host, tool), *host.gaps))
+    return replace(host, gaps=(*_list_missing_facts(host, tool), *host.gaps))
 
 
 def _group_cpus(keyed_cpus: Iterable[tuple[Key | None, LscpuCpu]]) -> list[tuple[Key, CpuSet]]:

@@ -11,7 +11,7 @@ from homenode.bdf import Bdf
 from homenode.cpuset import CpuSet, NodeIndex
 from homenode.errors import InputError, ParseError
 from homenode.findings import NO_VMS, Gap, GapKind
-from homenode.machine.discover.pci_nodes import Locality, format_functions, root_complexes
+from homenode.machine.discover.pci_nodes import Locality, format_functions, list_root_complexes
 from homenode.machine.pci import (
     PCI_BRIDGE_CLASS,
     UNASSIGNED_CLASS,
@@ -19,11 +19,11 @@ from homenode.machine.pci import (
     PciDevice,
     PciRegisters,
     PortType,
-    device_kind,
+    classify_device,
     port_types_by_structure,
 )
 from homenode.machine.tools.lspci import LspciFunction, ends_within_a_line, parse
-from homenode.machine.topology import Host, host_of_nothing
+from homenode.machine.topology import Host, make_empty_host
 from homenode.text import plural
 
 
@@ -32,7 +32,7 @@ def host_from_lspci(text: str, name: str) -> Host:
     reason = "lspci shows PCI only"
     unshown = ("CPUs, cores, LLCs and NUMA nodes", "architecture", NO_VMS)
     gaps = tuple(Gap(subject, reason) for subject in unshown)
-    return overlay_lspci(host_of_nothing(name, gaps), text, name)
+    return overlay_lspci(make_empty_host(name, gaps), text, name)
 
 
 def overlay_lspci(host: Host, text: str, source: str = "lspci") -> Host:
@@ -75,7 +75,7 @@ def overlay_lspci(host: Host, text: str, source: str = "lspci") -> Host:
         reason = f"{host.name} has them, {source} does not; omitted"
         gaps.append(Gap(format_functions(lost_bdfs), reason))
     bdfs = {device.bdf for device in devices}
-    roots, root_gaps = root_complexes(devices)
+    roots, root_gaps = list_root_complexes(devices)
     return replace(
         host,
         root_complexes=roots,
@@ -189,7 +189,7 @@ def _list_devices(
     gaps: list[Gap],
 ) -> Iterable[PciDevice]:
     by_bdf = {function.bdf: function for function in functions}
-    bridge_of_bus = _bridges_by_bus(functions)
+    bridge_of_bus = _map_bridges(functions)
     parent_of = {bdf: bridge_of_bus.get((bdf.domain, bdf.bus)) for bdf in by_bdf}
     classes = {bdf: function.class_code for bdf, function in by_bdf.items()}
     bridges = {bdf: code for bdf, code in classes.items() if code and code >> 8 == PCI_BRIDGE_CLASS}
@@ -211,7 +211,7 @@ def _list_devices(
             node = locality.find_node(node, None)
         yield PciDevice(
             bdf=bdf,
-            kind=device_kind(code, function.vendor_id, function.device_id),
+            kind=classify_device(code, function.vendor_id, function.device_id),
             class_code=code,
             vendor_id=function.vendor_id,
             device_id=function.device_id,
@@ -247,7 +247,7 @@ def _combine_registers(
     return replace(listed_registers, unplaced_bars=tuple(unplaced_bars))
 
 
-def _bridges_by_bus(functions: Iterable[LspciFunction]) -> dict[tuple[int, int], Bdf]:
+def _map_bridges(functions: Iterable[LspciFunction]) -> dict[tuple[int, int], Bdf]:
     """Return the bridge directly above each (domain, bus): of the bridges that contain it, the
     bridge with the fewest buses. Buses below a bridge must be higher than its own, or a listing
     could form a cycle; a bridge without a bus (secondary 0) does not count."""
@@ -303,7 +303,7 @@ def _merge_device(device: PciDevice, present: PciDevice | None, gaps: list[Gap])
     }
     return replace(
         replace(device, **blanks),
-        kind=device_kind(
+        kind=classify_device(
             device.class_code,
             device.vendor_id or present.vendor_id,
             device.device_id or present.device_id,

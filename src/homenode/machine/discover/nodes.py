@@ -32,7 +32,7 @@ from homenode.machine.topology import (
     PagePool,
 )
 from homenode.text import format_cpus, plural
-from homenode.units import KIB, whole_number
+from homenode.units import KIB, parse_whole
 
 NODE = "/sys/devices/system/node"
 _MAX_NODES = 1024
@@ -65,18 +65,18 @@ def read_nodes(snapshot: Snapshot, online: CpuSet, packages: tuple[Package, ...]
     """
     directories = list_numbers(list_readable(snapshot, NODE), "node")
     if not directories:
-        return _single_node(snapshot, online, packages)
+        return _make_single_node(snapshot, online, packages)
     if directories[-1] > MAX_PU_INDEX or len(directories) > _MAX_NODES:
         expected = f"directories node0 to node{MAX_PU_INDEX}, and as Linux at most {_MAX_NODES}"
         raise ParseError(
             f"{snapshot.name}: {NODE}", expected, f"{len(directories)} up to node{directories[-1]}"
         )
     gaps: list[Gap] = []
-    numbers = _online_nodes(snapshot, directories, gaps)
+    numbers = _list_online_nodes(snapshot, directories, gaps)
     pus_of_node: dict[int, CpuSet] = {}
     in_use = CpuSet()
     for number in numbers:
-        pus = _pus_of_node(snapshot, number, online, gaps)
+        pus = _read_node_pus(snapshot, number, online, gaps)
         if shared_pus := pus & in_use:
             reason = f"CPUs {shared_pus} are in a lower node too; omitted, with its memory"
             gaps.append(Gap(f"node {number}", reason))
@@ -116,7 +116,7 @@ def find_package(pus: CpuSet, packages: tuple[Package, ...]) -> PackageIndex | N
     return next((package.index for package in packages if pus <= package.pus), None)
 
 
-def _online_nodes(
+def _list_online_nodes(
     snapshot: Snapshot, directories: tuple[int, ...], gaps: list[Gap]
 ) -> tuple[int, ...]:
     online = read_pus(snapshot, f"{NODE}/online")
@@ -139,7 +139,7 @@ def _online_nodes(
     return tuple(int(number) for number in online)
 
 
-def _pus_of_node(snapshot: Snapshot, number: int, online: CpuSet, gaps: list[Gap]) -> CpuSet:
+def _read_node_pus(snapshot: Snapshot, number: int, online: CpuSet, gaps: list[Gap]) -> CpuSet:
     directory = f"{NODE}/node{number}"
     pus = read_pus(snapshot, f"{directory}/cpulist", f"{directory}/cpumap")
     if pus is None:
@@ -155,7 +155,7 @@ def _pus_of_node(snapshot: Snapshot, number: int, online: CpuSet, gaps: list[Gap
     return pus & online
 
 
-def _single_node(snapshot: Snapshot, online: CpuSet, packages: tuple[Package, ...]) -> Nodes:
+def _make_single_node(snapshot: Snapshot, online: CpuSet, packages: tuple[Package, ...]) -> Nodes:
     total, free = _read_memory(snapshot, "/proc/meminfo")
     node = NumaNode(
         index=NodeIndex(0),
@@ -217,7 +217,7 @@ def parse_distances(text: str, source: str = "distance") -> tuple[int, ...]:
     >>> parse_distances("10 21 31")
     (10, 21, 31)
     """
-    distances = [whole_number(field, digits=5) for field in text.split()]
+    distances = [parse_whole(field, digits=5) for field in text.split()]
     if not distances or None in distances:
         raise ParseError(source, "distances such as 10 21", text)
     return tuple(distance for distance in distances if distance is not None)
@@ -273,7 +273,7 @@ def read_driver_gpus(snapshot: Snapshot) -> tuple[dict[NodeIndex, Bdf], tuple[Bd
         for line in read_lines(snapshot, f"{_GPUS}/{name}/numa_status"):
             key, _, value = line.partition(":")
             fields[key.strip()] = value.strip()
-        node = whole_number(fields.get("Node"), digits=6)
+        node = parse_whole(fields.get("Node"), digits=6)
         is_online = fields.get("Status", "online").lower() == "online"
         if is_online and node is not None:
             gpu_of_node[NodeIndex(node)] = bdf
@@ -302,7 +302,7 @@ def name_memory(
     for index in sorted(set(gpu_of_node) - present):
         reason = f"{gpu_of_node[index]} has its memory there, but the node is not online"
         gaps.append(Gap(f"node {index}", reason))
-    dax = _dax_nodes(snapshot)
+    dax = _find_dax_nodes(snapshot)
     named_nodes: list[NumaNode] = []
     for node in nodes:
         gpu = gpu_of_node.get(node.index)
@@ -318,10 +318,10 @@ def name_memory(
     return tuple(named_nodes), tuple(gaps)
 
 
-def _dax_nodes(snapshot: Snapshot) -> set[int]:
+def _find_dax_nodes(snapshot: Snapshot) -> set[int]:
     """Return nodes with memory of a DAX device: persistent, CXL or high-bandwidth."""
     words = (
         read_word(snapshot, f"{_DAX}/{device}/target_node") for device in snapshot.list(_DAX) or ()
     )
-    nodes = (whole_number(word, digits=6) for word in words)
+    nodes = (parse_whole(word, digits=6) for word in words)
     return {node for node in nodes if node is not None}

@@ -11,8 +11,8 @@ from homenode.findings import Gap
 from homenode.machine.discover.readings import parse_address
 from homenode.machine.pci import DeviceKind, PciDevice, RootComplex
 from homenode.machine.snapshot.protocol import Snapshot
-from homenode.machine.topology import MemoryKind, NumaNode, nearest_cpu_nodes
-from homenode.units import whole_number
+from homenode.machine.topology import MemoryKind, NumaNode, find_nearest_cpu_nodes
+from homenode.units import parse_whole
 
 _MAX_NUMBER = 20
 
@@ -42,7 +42,7 @@ class Locality(Struct, frozen=True):
         device_node_indexes = {node.index for node in nodes if _is_of_a_device(node)} | set(
             gpu_memory
         )
-        for index, nearest in nearest_cpu_nodes(nodes, distances).items():
+        for index, nearest in find_nearest_cpu_nodes(nodes, distances).items():
             if index not in device_node_indexes:
                 continue
             packages = {package_of[node_index] for node_index in nearest}
@@ -110,7 +110,7 @@ class Locality(Struct, frozen=True):
         word = content.strip()[:_MAX_NUMBER]
         if word.startswith("-"):
             return f"the firmware reports no node: numa_node is {word}"
-        if whole_number(word) in self.cpu_node:
+        if parse_whole(word) in self.cpu_node:
             return f"numa_node is {word}, a node without CPUs that is equally near to several"
         return f"numa_node is {word}, a node that is not online"
 
@@ -179,7 +179,7 @@ def nodes_of_root_complexes(
     }, gaps
 
 
-def root_complexes(
+def list_root_complexes(
     devices: Iterable[PciDevice],
 ) -> tuple[tuple[RootComplex, ...], tuple[Gap, ...]]:
     """Return the root complexes of functions, by domain and bus, with their nodes."""

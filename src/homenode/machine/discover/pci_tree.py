@@ -21,7 +21,7 @@ from homenode.machine.discover.pci_nodes import (
     find_missing_functions,
     find_unknown_fields,
     format_functions,
-    root_complexes,
+    list_root_complexes,
 )
 from homenode.machine.discover.readings import (
     is_hidden,
@@ -46,11 +46,11 @@ from homenode.machine.pci import (
     PciLink,
     PortType,
     RootComplex,
-    device_kind,
+    classify_device,
     port_types_by_structure,
 )
 from homenode.machine.snapshot.protocol import Snapshot
-from homenode.units import whole_number
+from homenode.units import parse_whole
 
 _PCIE_CAPABILITY = 0x10
 _LINK_CONTROL_2 = 0x30
@@ -99,7 +99,7 @@ def parse_config(config: bytes) -> ConfigHeader | None:
         config[0x19],
         config[0x1A],
         _PORT_TYPES.get(config[express + 2] >> 4),
-        _target_speed(config, express),
+        _read_target_speed(config, express),
     )
 
 
@@ -116,7 +116,7 @@ def _find_express(config: bytes) -> int | None:
     return None
 
 
-def _target_speed(config: bytes, express: int) -> float | None:
+def _read_target_speed(config: bytes, express: int) -> float | None:
     """Return GT/s; None of capabilities of version 1, which have no such register."""
     at = express + _LINK_CONTROL_2
     if config[express + 2] & 0xF < 2 or at >= len(config):
@@ -178,7 +178,7 @@ def read_pci_tree(
     malformed_files = _MalformedFiles()
     places = _read_places(snapshot, gaps)
     parent_of = {bdf: place.parent for bdf, place in places.items()}
-    classes = _class_codes(snapshot, places, malformed_files, gaps)
+    classes = _read_class_codes(snapshot, places, malformed_files, gaps)
     bridges = {bdf: code for bdf, code in classes.items() if code >> 8 == PCI_BRIDGE_CLASS}
     guessed_types = port_types_by_structure(bridges, parent_of)
     configs = {bdf: _read_config(snapshot, places[bdf].directory) for bdf in bridges}
@@ -195,10 +195,10 @@ def read_pci_tree(
         classes=classes,
         configs=configs,
         guessed=guessed_types,
-        last_bus=_last_buses(parent_of),
+        last_bus=_find_last_buses(parent_of),
     )
     devices = tuple(_read_device(tree, bdf) for bdf in sorted(places))
-    roots, root_gaps = root_complexes(devices)
+    roots, root_gaps = list_root_complexes(devices)
     # Only bridges and root complexes have functions below them.
     above = {place.directory.rpartition("/")[0] for place in places.values() if place.is_in_tree}
     above |= {places[bdf].directory for bdf in bridges}
@@ -239,14 +239,14 @@ def _read_places(snapshot: Snapshot, gaps: list[Gap]) -> dict[Bdf, TreePlace]:
     if loose:
         reason = f"{PCI} holds no links into /sys/devices; each bus counts as a root complex"
         gaps.append(Gap(f"bridges above {len(loose)} PCI functions", reason))
-    unlisted_bridges = _bridges_not_listed(places)
+    unlisted_bridges = _find_unlisted_bridges(places)
     if unlisted_bridges:
         reason = f"not in {PCI}, but functions below it are: counted as a bridge"
         gaps.append(Gap(format_functions(sorted(unlisted_bridges)), reason))
     return places | unlisted_bridges
 
 
-def _bridges_not_listed(places: Mapping[Bdf, TreePlace]) -> dict[Bdf, TreePlace]:
+def _find_unlisted_bridges(places: Mapping[Bdf, TreePlace]) -> dict[Bdf, TreePlace]:
     """Bridges that the paths of listed functions pass through, and that are not listed."""
     bridges: dict[Bdf, TreePlace] = {}
     for place in places.values():
@@ -276,7 +276,7 @@ def place_by_path(real: str) -> TreePlace | None:
     return None
 
 
-def _class_codes(
+def _read_class_codes(
     snapshot: Snapshot, places: Mapping[Bdf, TreePlace], files: _MalformedFiles, gaps: list[Gap]
 ) -> dict[Bdf, int]:
     """Return each function's class from its file, else from its configuration space. A function
@@ -308,7 +308,7 @@ def _read_config(snapshot: Snapshot, directory: str) -> ConfigHeader | None:
     return None if text is None else parse_config(text.encode("utf-8", "surrogateescape"))
 
 
-def _last_buses(parent_of: dict[Bdf, Bdf | None]) -> dict[Bdf, int]:
+def _find_last_buses(parent_of: dict[Bdf, Bdf | None]) -> dict[Bdf, int]:
     """Return the highest bus with functions below each bridge."""
     last: dict[Bdf, int] = {}
     for bdf, parent in parent_of.items():
@@ -349,13 +349,13 @@ def _read_bridge(tree: _FunctionSources, bdf: Bdf) -> PciBridge | None:
         header = config or ConfigHeader(None)
         secondary, subordinate = header.secondary_bus, header.subordinate_bus
     if secondary is None or subordinate is None:
-        secondary = _first_bus_below(tree.snapshot, directory)
+        secondary = _find_first_bus(tree.snapshot, directory)
         subordinate = tree.last_bus.get(bdf, 0)
     port_type = config.port_type if config is not None and config.port_type else tree.guessed[bdf]
     return PciBridge(port_type, secondary, subordinate)
 
 
-def _first_bus_below(snapshot: Snapshot, directory: str) -> int:
+def _find_first_bus(snapshot: Snapshot, directory: str) -> int:
     bdfs = map(parse_address, snapshot.list(directory) or ())
     return next((bdf.bus for bdf in bdfs if bdf is not None), 0)
 
@@ -386,7 +386,7 @@ def _read_device(tree: _FunctionSources, bdf: Bdf) -> PciDevice:
     power_state = read_word(snapshot, f"{directory}/power_state")
     return PciDevice(
         bdf=bdf,
-        kind=device_kind(class_code, vendor, device),
+        kind=classify_device(class_code, vendor, device),
         class_code=class_code,
         vendor_id=vendor,
         device_id=device,
@@ -400,7 +400,7 @@ def _read_device(tree: _FunctionSources, bdf: Bdf) -> PciDevice:
         link=attempt("link width", lambda _: _link(snapshot, directory)),
         bridge=bridge,
         driver=link_name(snapshot, f"{directory}/driver"),
-        iommu_group=whole_number(group),
+        iommu_group=parse_whole(group),
         physical_function=None
         if physical_function is None
         else attempt("physfn", lambda path: Bdf.parse(physical_function, path)),

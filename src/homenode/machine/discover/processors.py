@@ -24,7 +24,7 @@ from homenode.machine.discover.readings import (
     read_pus,
     read_word,
 )
-from homenode.machine.discover.system import CPU, PuStates, cpu_model, read_cpu_fields
+from homenode.machine.discover.system import CPU, PuStates, parse_cpu_model, read_cpu_fields
 from homenode.machine.snapshot.protocol import Snapshot
 from homenode.machine.topology import Core, CoreId, CoreKind, CpuModel, Llc, Package
 from homenode.text import format_cpus
@@ -60,7 +60,7 @@ def read_core_kinds(snapshot: Snapshot, cores: Sequence[CpuSet]) -> tuple[CoreKi
                 break
             speeds.append(speed)
         if speeds and len(speeds) == len(cores):
-            return kinds_by_speed(speeds)
+            return classify_speeds(speeds)
     return (None,) * len(cores)
 
 
@@ -90,12 +90,12 @@ def explain_core_kinds(
     return "cores are of different models" if len(parts) > 1 else None
 
 
-def kinds_by_speed(speeds: Sequence[int]) -> tuple[CoreKind | None, ...]:
+def classify_speeds(speeds: Sequence[int]) -> tuple[CoreKind | None, ...]:
     """Return kinds of cores by a measure of top speed: cores above the highest step are P cores.
 
-    >>> [kind and kind.value for kind in kinds_by_speed([5000, 5200, 3900, 3900])]
+    >>> [kind and kind.value for kind in classify_speeds([5000, 5200, 3900, 3900])]
     ['performance', 'performance', 'efficiency', 'efficiency']
-    >>> kinds_by_speed([3000, 3100])
+    >>> classify_speeds([3000, 3100])
     (None, None)
     """
     ladder = sorted(set(speeds))
@@ -139,15 +139,15 @@ def read_processors(snapshot: Snapshot, states: PuStates) -> Processors:
     gaps: list[Gap] = []
     if not with_topology:
         gaps.append(Gap("cores and packages", f"{CPU}/cpuN/topology is absent"))
-    groups = _group_cpus(with_topology, _core_reader(snapshot), "core", gaps)
+    groups = _group_cpus(with_topology, _make_core_reader(snapshot), "core", gaps)
     siblings_of_pu = {pu: pus for pus in groups for pu in pus}
     core_ids = _read_core_ids(snapshot, with_topology)
     fields = read_cpu_fields(snapshot)
-    groups = _split_modules(groups, core_ids, cpu_model(fields), gaps)
+    groups = _split_modules(groups, core_ids, parse_cpu_model(fields), gaps)
     package_of_pu = _read_package_of_pu(snapshot, with_topology, gaps)
     kinds = read_core_kinds(snapshot, tuple(groups))
     cores = tuple(
-        Core(CoreIndex(i), _core_id(pus, core_ids, package_of_pu), pus, kind)
+        Core(CoreIndex(i), _choose_core_id(pus, core_ids, package_of_pu), pus, kind)
         for i, (pus, kind) in enumerate(zip(groups, kinds, strict=True))
     )
     pus_of_number: dict[PackageIndex, list[PuIndex]] = {}
@@ -205,7 +205,7 @@ def _group_cpus(
     return groups
 
 
-def _core_reader(snapshot: Snapshot) -> Callable[[int], CpuSet | None]:
+def _make_core_reader(snapshot: Snapshot) -> Callable[[int], CpuSet | None]:
     def core_of(pu: int) -> CpuSet | None:
         topology = f"{CPU}/cpu{pu}/topology"
         # core_cpus is the newer name of thread_siblings (Linux 5.3)
@@ -255,7 +255,7 @@ def _split_modules(
     return sorted(cores, key=lambda pus: pus.first() or 0)
 
 
-def _core_id(
+def _choose_core_id(
     pus: CpuSet, core_ids: dict[PuIndex, int], package_of_pu: dict[PuIndex, PackageIndex]
 ) -> CoreId:
     first = pus.first()
@@ -386,11 +386,11 @@ def _find_highest_cache(snapshot: Snapshot, pu: int) -> tuple[CpuSet, int, int |
         if pus is not None and pu not in pus:  # a list that does not hold the CPU itself is wrong
             pus = read_mask(snapshot, f"{cache}/shared_cpu_map")
         if pus is not None:
-            best = pus, level, _cache_bytes(snapshot, f"{cache}/size")
+            best = pus, level, _read_cache_bytes(snapshot, f"{cache}/size")
     return best
 
 
-def _cache_bytes(snapshot: Snapshot, path: str) -> int | None:
+def _read_cache_bytes(snapshot: Snapshot, path: str) -> int | None:
     """Return bytes of a size such as "32768K"."""
     word = read_word(snapshot, path)
     if word is None:

@@ -11,7 +11,7 @@ from homenode.cpuset import CpuSet
 from homenode.errors import HostError, ParseError
 from homenode.machine.pci import PciBar, PciErrors, PciInterrupt, PciRegisters
 from homenode.machine.snapshot.protocol import Snapshot
-from homenode.units import whole_number
+from homenode.units import parse_whole
 
 PADDING = " \t\r\n\0"
 """Padding around the content of a file."""
@@ -93,7 +93,7 @@ def list_numbers(names: tuple[str, ...] | None, prefix: str) -> tuple[int, ...]:
     (2, 10)
     """
     suffixes = (name.removeprefix(prefix) for name in names or () if name.startswith(prefix))
-    numbers = (whole_number(suffix, digits=6) for suffix in suffixes)
+    numbers = (parse_whole(suffix, digits=6) for suffix in suffixes)
     return tuple(sorted(number for number in numbers if number is not None))
 
 
@@ -192,7 +192,7 @@ def _read_counts(snapshot: Snapshot, path: str) -> tuple[tuple[str, int], ...]:
     counts: list[tuple[str, int]] = []
     for number, line in enumerate(read_lines(snapshot, path), start=1):
         name, _, word = line.strip().rpartition(" ")
-        count = whole_number(word)
+        count = parse_whole(word)
         if not name or count is None:
             raise ParseError(f"{snapshot.name}: {path}", "a name and a count", line, line=number)
         if count and not name.startswith("TOTAL_"):

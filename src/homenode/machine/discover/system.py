@@ -22,7 +22,7 @@ from homenode.machine.settings import FrequencyLimit, HostSettings
 from homenode.machine.snapshot.protocol import Snapshot
 from homenode.machine.tools.versions import Version, parse_qemu_version, parse_virsh_version
 from homenode.machine.topology import CpuModel
-from homenode.units import whole_number
+from homenode.units import parse_whole
 
 CPU = "/sys/devices/system/cpu"
 
@@ -118,7 +118,7 @@ def _read_allowed(snapshot: Snapshot, online: CpuSet) -> tuple[CpuSet, tuple[Gap
 
 def _read_own_allowed(snapshot: Snapshot, online: CpuSet) -> tuple[CpuSet, tuple[Gap, ...]]:
     groups = _read_cgroups(snapshot)
-    for kind, mount in (*_cpuset_mounts(snapshot), *_MOUNTS):
+    for kind, mount in (*_list_cpuset_mounts(snapshot), *_MOUNTS):
         directory = groups.get(kind)
         if directory is None or ".." in directory.split("/"):
             continue  # a cgroup outside the namespace has no readable path
@@ -164,7 +164,7 @@ def _read_cgroups(snapshot: Snapshot) -> dict[str, str]:
     return groups
 
 
-def _cpuset_mounts(snapshot: Snapshot) -> list[tuple[str, str]]:
+def _list_cpuset_mounts(snapshot: Snapshot) -> list[tuple[str, str]]:
     """Return (type, mount point) of file systems with cpusets, of lines such as "cgroup2
     /sys/fs/cgroup cgroup2 rw,nosuid 0 0". Source: man fstab; /proc/mounts."""
     mounts: list[tuple[str, str]] = []
@@ -252,14 +252,14 @@ def read_cpu_fields(snapshot: Snapshot) -> Mapping[str, str]:
     return fields
 
 
-def cpu_model(fields: Mapping[str, str]) -> CpuModel:
+def parse_cpu_model(fields: Mapping[str, str]) -> CpuModel:
     """Return the CPU model in /proc/cpuinfo, which x86, arm64 and POWER spell differently."""
     if "vendor_id" in fields:
         return CpuModel(
             vendor=fields["vendor_id"] or None,
             name=fields.get("model name") or None,
-            family=whole_number(fields.get("cpu family")),
-            model=whole_number(fields.get("model")),
+            family=parse_whole(fields.get("cpu family")),
+            model=parse_whole(fields.get("model")),
         )
     if "CPU implementer" in fields:
         implementer = fields["CPU implementer"].lower()
@@ -303,22 +303,20 @@ def read_settings(
         smt_control=read_word(snapshot, f"{CPU}/smt/control"),
         transparent_hugepages=None if match is None else match[1],
         numa_balancing=read_number(snapshot, "/proc/sys/kernel/numa_balancing"),
-        scaling_drivers=_scaling_drivers(snapshot, online),
+        scaling_drivers=_read_scaling_drivers(snapshot, online),
         ksm_run=read_number(snapshot, "/sys/kernel/mm/ksm/run"),
         iommus=snapshot.list("/sys/class/iommu"),
         pus_of_governor=_group_by_value(
             online, lambda pu: read_word(snapshot, f"{CPU}/cpu{pu}/cpufreq/scaling_governor")
         ),
-        pus_of_idle_latency_us=_group_by_value(
-            online, lambda pu: _idle_exit_latency_us(snapshot, pu)
-        ),
+        pus_of_idle_latency_us=_group_by_value(online, lambda pu: _read_idle_exit_us(snapshot, pu)),
         irqbalance=True if any(snapshot.list(path) is not None for path in IRQBALANCE) else None,
         dma_entry_limit=read_number(
             snapshot, "/sys/module/vfio_iommu_type1/parameters/dma_entry_limit"
         ),
         libvirt_version=libvirt,
         qemu_version=qemu,
-        frequency_limits=_frequency_limits(snapshot, online),
+        frequency_limits=_read_frequency_limits(snapshot, online),
         firmware=_read_firmware(snapshot),
         turbo=_read_turbo(snapshot),
     )
@@ -341,7 +339,7 @@ def _read_firmware(snapshot: Snapshot) -> str | None:
     return " ".join(word for word in words if word) if words[1] else None
 
 
-def _frequency_limits(snapshot: Snapshot, online: CpuSet) -> tuple[FrequencyLimit, ...] | None:
+def _read_frequency_limits(snapshot: Snapshot, online: CpuSet) -> tuple[FrequencyLimit, ...] | None:
     pus_of_limit: dict[tuple[int, int | None], list[int]] = {}
     for pu in online:
         directory = f"{CPU}/cpu{pu}/cpufreq"
@@ -356,7 +354,7 @@ def _frequency_limits(snapshot: Snapshot, online: CpuSet) -> tuple[FrequencyLimi
     return tuple(sorted(limits, key=lambda frequency_limit: frequency_limit.pus.bits)) or None
 
 
-def _scaling_drivers(snapshot: Snapshot, online: CpuSet) -> tuple[str, ...] | None:
+def _read_scaling_drivers(snapshot: Snapshot, online: CpuSet) -> tuple[str, ...] | None:
     """Return the different drivers of all frequency policies, sorted; None without any."""
     policies = snapshot.list(f"{CPU}/cpufreq") or ()
     words = {
@@ -383,7 +381,7 @@ def _group_by_value(
     return tuple((value, CpuSet(pus_of_value[value])) for value in sorted(pus_of_value)) or None
 
 
-def _idle_exit_latency_us(snapshot: Snapshot, pu: int) -> int | None:
+def _read_idle_exit_us(snapshot: Snapshot, pu: int) -> int | None:
     directory = f"{CPU}/cpu{pu}/cpuidle"
     latencies = [
         read_number(snapshot, f"{directory}/{state}/latency")

@@ -22,7 +22,7 @@ from msgspec import Struct
 
 from homenode.errors import InputError, of_os
 from homenode.safe.input_files import open_regular
-from homenode.units import whole_number
+from homenode.units import parse_whole
 
 MAX_MEMBERS = 80_000
 MAX_FILE_BYTES = 8 << 20
@@ -260,7 +260,7 @@ class _Tar:
                 elif header.kind == b"K":
                     link = _decode_text(extension.partition(b"\0")[0])
                 else:
-                    records = _pax_records(extension)
+                    records = _parse_pax_records(extension)
                     self._records += len(records)
                     if self._records > MAX_RECORDS:
                         raise self._too_much(f"at most {MAX_RECORDS} pax records", "more")
@@ -393,19 +393,19 @@ def _number(field: bytes) -> int:
 
 
 def _parse_size(digits: str) -> int:
-    size = whole_number(digits)
+    size = parse_whole(digits)
     if size is None:
         raise _DamagedError(f"a size of {digits[:40]!r}")
     return size
 
 
-def _pax_records(content: bytes) -> dict[str, str]:
+def _parse_pax_records(content: bytes) -> dict[str, str]:
     """Return the records of a pax header: "LENGTH KEY=VALUE\\n" each. Raises _DamagedError."""
     records: dict[str, str] = {}
     at = 0
     while at < len(content) and content[at]:  # GNU tar fills up with zeros
         length, space, _ = content[at : at + 8].partition(b" ")
-        size = whole_number(length.decode("latin-1")) if space else None
+        size = parse_whole(length.decode("latin-1")) if space else None
         end = 0 if size is None else at + size
         key, equals, value = content[at + len(length) + 1 : end - 1].partition(b"=")
         if end > len(content) or not equals or content[end - 1 : end] != b"\n":

@@ -9,7 +9,7 @@ from msgspec import Struct
 
 from homenode import __version__
 from homenode.errors import HostError, UsageError
-from homenode.machine.snapshot.collector import collector_script, parse_collected
+from homenode.machine.snapshot.collector import build_collector_script, parse_collected
 from homenode.machine.snapshot.gather import (
     MANIFEST,
     Manifest,
@@ -94,7 +94,7 @@ def collect_over_ssh(
     result = run(
         ["ssh", *CLOSED, *asking, "-o", "ConnectTimeout=20", "--", host, "sh"],
         timeout_s,
-        collector_script(),
+        build_collector_script(),
         on_terminal=not batch,
     )
     failure = result.failure()

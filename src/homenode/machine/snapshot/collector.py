@@ -46,29 +46,29 @@ _STATUS = re.compile(r"\nS (\d+)\Z")
 _FUNCTIONS = read_package_text("machine", "snapshot", "collector.sh")
 
 
-def collector_script(root: str = "/") -> str:
+def build_collector_script(root: str = "/") -> str:
     """Return the script. root: where /sys and /proc are (a chroot, a mounted tree)."""
     lines = [_FUNCTIONS, f"cd {quote(root)} || exit 3", f"echo '{_START}'"]
-    lines += [f"f {_relative_glob(path)}" for path in (*IDENTITY_PATHS, *SERIAL_PATHS)]
-    together = [_relative_glob(rule.glob) for rule in PATHS if _is_text(rule)]
+    lines += [f"f {_make_glob_relative(path)}" for path in (*IDENTITY_PATHS, *SERIAL_PATHS)]
+    together = [_make_glob_relative(rule.glob) for rule in PATHS if _is_text(rule)]
     lines.append(f"g '{' '.join(together)}'")
     links: list[str] = []
     for rule in PATHS:
         if rule.kind is PathKind.LINK:
-            links.append(_relative_glob(rule.glob))
+            links.append(_make_glob_relative(rule.glob))
         elif _is_text(rule):
             continue
         elif rule.unless is None:
-            lines += _reading_lines(rule)
+            lines += _list_reading_lines(rule)
         else:
-            better = f'set -- {_relative_glob(rule.unless)}; [ -e "$1" ] || {{'
-            lines += [better, *_reading_lines(rule), "}"]
+            better = f'set -- {_make_glob_relative(rule.unless)}; [ -e "$1" ] || {{'
+            lines += [better, *_list_reading_lines(rule), "}"]
     lines.append("echo L")
     # A bare tree may have directories instead of a host's links.
     lines.append(f"ls -ld {' '.join(links)} </dev/null | sed -n 's/^l/ l/p'")
     lines.append("set -f")
     for command in (*IDENTITY_COMMANDS, *COMMANDS):
-        lines += _command_lines(command)
+        lines += _list_command_lines(command)
     lines.append("echo Z")
     return "\n".join(lines) + "\n"
 
@@ -118,7 +118,7 @@ def parse_collected(text: str, name: str) -> MemorySnapshot:
     )
 
 
-def _relative_glob(glob: str) -> str:
+def _make_glob_relative(glob: str) -> str:
     """Return a glob of the table below the current directory; it goes to the shell unquoted."""
     assert _SAFE_GLOB.match(glob), glob
     return glob.lstrip("/")
@@ -129,8 +129,8 @@ def _is_text(rule: PathRule) -> bool:
     return rule.kind is PathKind.FILE and rule.unless is None and "device-tree" not in rule.glob
 
 
-def _reading_lines(rule: PathRule) -> Iterator[str]:
-    glob = _relative_glob(rule.glob)
+def _list_reading_lines(rule: PathRule) -> Iterator[str]:
+    glob = _make_glob_relative(rule.glob)
     if rule.kind is PathKind.DIRECTORY:
         yield f'for p in {glob}; do d "$p"; done'
     elif rule.kind is PathKind.CONFIG:
@@ -143,7 +143,7 @@ def _reading_lines(rule: PathRule) -> Iterator[str]:
         yield f"f {glob}"
 
 
-def _command_lines(command: ToolCommand) -> Iterator[str]:
+def _list_command_lines(command: ToolCommand) -> Iterator[str]:
     """Yield lines that run a tool, if it is installed, and frame its output. The exit status
     follows in the same pipe, on a separate line."""
     for position, argv in enumerate(command.spellings):
@@ -200,7 +200,7 @@ def _join_text(body: Sequence[str]) -> str:
 
 def _split_lines(globs: str, body: Sequence[str]) -> Iterator[tuple[str, str]]:
     """(path, text) of lines "path:line". A path may hold colons: 0000:3b:00.0/class:0x030200."""
-    patterns = ["/".join(map(_part_pattern, glob.split("/"))) for glob in globs.split(" ")]
+    patterns = ["/".join(map(_format_part_pattern, glob.split("/"))) for glob in globs.split(" ")]
     line_patterns = [re.compile(rf"({pattern}):(.*)", re.DOTALL) for pattern in patterns]
     any_ = re.compile("|".join(f"({pattern}):" for pattern in patterns))
     texts: dict[str, list[str]] = {}
@@ -216,7 +216,7 @@ def _split_lines(globs: str, body: Sequence[str]) -> Iterator[tuple[str, str]]:
         yield path, "\n".join(of_path) + "\n"
 
 
-def _part_pattern(part: str) -> str:
+def _format_part_pattern(part: str) -> str:
     """Return a pattern for a part of a glob. A number contains no colon, so it may come last."""
     ending = {"[0-9]*": "[0-9]+"}.get(part)
     return ending or ("[^/]*" if _is_pattern(part) else re.escape(part))

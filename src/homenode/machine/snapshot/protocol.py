@@ -221,7 +221,7 @@ class MemorySnapshot:
         self._files = dict(files)
         self._links = dict(links)
         self._commands = dict(commands)
-        self._names_of_directory = _names_of_directory(self._files, self._links, directories)
+        self._names_of_directory = _group_names(self._files, self._links, directories)
         self._listed: dict[str, tuple[str, ...]] = {}
         self._real: dict[str, str | None] = {"": "/", "/": "/"}
 
@@ -298,7 +298,7 @@ class MemorySnapshot:
         return path in self._names_of_directory or path in self._files
 
 
-def _names_of_directory(
+def _group_names(
     files: Mapping[str, str], links: Mapping[str, str], directories: tuple[str, ...]
 ) -> dict[str, set[str]]:
     """Return every directory that the paths imply, with the names in it."""

@@ -91,10 +91,10 @@ def read_identities(snapshot: Snapshot, also: Identities | None = None) -> Ident
     users = [snapshot.command_output(command.name) for command in IDENTITY_COMMANDS]
     serials = [(snapshot.read_text(path) or "").strip() for path in SERIAL_PATHS]
     return Identities(
-        _distinct_words((*also.hosts, *_split_words(words))),
-        _distinct_words((*also.users, *_split_words(users))),
+        _find_distinct_words((*also.hosts, *_split_words(words))),
+        _find_distinct_words((*also.users, *_split_words(users))),
         # "To be filled by O.E.M." is no serial.
-        _distinct_words((*also.serials, *(serial for serial in serials if " " not in serial))),
+        _find_distinct_words((*also.serials, *(serial for serial in serials if " " not in serial))),
     )
 
 
@@ -335,7 +335,7 @@ def _drop_unlisted(element: etree._Element, rules: Rules) -> None:
     """Remove everything that is not listed, from the element down."""
     for child in list(element):
         # Entities that the document uses but does not declare are nodes without a name.
-        name = _local_name(child.tag) if isinstance(child.tag, str) else ""
+        name = _strip_namespace(child.tag) if isinstance(child.tag, str) else ""
         if name not in rules:
             _remove(element, child)
             continue
@@ -378,7 +378,7 @@ def _serialize(root: etree._Element) -> str:
     return etree.tostring(root, encoding="unicode") + "\n"
 
 
-def _local_name(tag: str) -> str:
+def _strip_namespace(tag: str) -> str:
     """Return the name without its namespace: {http://libvirt.org/schemas/...}arg is arg."""
     return tag.rpartition("}")[2]
 
@@ -391,7 +391,7 @@ _MARK = f"{{{LAYOUT_NAMESPACE}}}layout"
 UNKNOWN_EMULATOR = "/usr/bin/redacted"
 
 
-def _word_pattern(*words: str) -> re.Pattern[str]:
+def _compile_words(*words: str) -> re.Pattern[str]:
     return re.compile("|".join(map(re.escape, words)))
 
 
@@ -415,16 +415,16 @@ _EMULATOR = re.compile(
 
 
 _FORMS = {
-    "access": _word_pattern("shared", "private"),
+    "access": _compile_words("shared", "private"),
     "address": re.compile(r"0[xX][0-9a-fA-F]{1,8}|\d{1,10}", re.ASCII),
-    "mode": _word_pattern("strict", "interleave", "preferred", "restrictive"),
+    "mode": _compile_words("strict", "interleave", "preferred", "restrictive"),
     "number": re.compile(r"\s*\+?\d{1,19}\s*", re.ASCII),
-    "placement": _word_pattern("static", "auto"),
+    "placement": _compile_words("static", "auto"),
     "set": re.compile(r"\s*\^?\d{1,7}(?:\s*[,-]\s*\^?\d{1,7})*\s*", re.ASCII),
-    "switch": _word_pattern("yes", "no", "on", "off"),
+    "switch": _compile_words("yes", "no", "on", "off"),
     "unit": re.compile(r"b|bytes?|[kKMGTPE](?:B|iB)?", re.ASCII),
     "uuid": re.compile(r"[0-9a-fA-F]{8}-?(?:[0-9a-fA-F]{4}-?){3}[0-9a-fA-F]{12}", re.ASCII),
-    "arch": _word_pattern(*_ARCHITECTURES),
+    "arch": _compile_words(*_ARCHITECTURES),
     "machine": _MACHINE,
     "emulator": _EMULATOR,
 }
@@ -436,7 +436,7 @@ def _parse_rule(row: str) -> dict[str, re.Pattern[str]]:
     forms = {}
     for item in row.split():
         name, _, form = item.partition("=")
-        forms[name] = _FORMS.get(form) or _word_pattern(*form.split("|"))
+        forms[name] = _FORMS.get(form) or _compile_words(*form.split("|"))
     return forms
 
 
@@ -521,5 +521,5 @@ def _split_words(texts: Iterable[str | None]) -> tuple[str, ...]:
     return tuple(word for text in texts for word in (text or "").split() if word != "(none)")
 
 
-def _distinct_words(words: tuple[str, ...]) -> tuple[str, ...]:
+def _find_distinct_words(words: tuple[str, ...]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(word for word in words if word))

@@ -79,7 +79,7 @@ def _find_archived_roots(tree: ArchiveTree) -> list[tuple[str, bool]]:
     }
     if not roots and "devices/system" in directories:
         roots = {("", True)}
-    return sorted(_outermost_roots(roots))
+    return sorted(_select_outermost(roots))
 
 
 def _find_roots(top: str) -> list[tuple[str, bool]]:
@@ -122,14 +122,14 @@ def _list_subdirectories(directory: str) -> list[str]:
         return []
 
 
-def _outermost_roots(roots: set[tuple[str, bool]]) -> set[tuple[str, bool]]:
+def _select_outermost(roots: set[tuple[str, bool]]) -> set[tuple[str, bool]]:
     """Return roots that are not inside another root: /sys/fs/.../sys of a container is not a second
     machine."""
     prefixes = {prefix for prefix, _ in roots}
-    return {root for root in roots if prefixes.isdisjoint(_directories_above(root[0]))}
+    return {root for root in roots if prefixes.isdisjoint(_list_directories_above(root[0]))}
 
 
-def _directories_above(directory: str) -> Iterator[str]:
+def _list_directories_above(directory: str) -> Iterator[str]:
     while directory:
         directory = directory.rpartition("/")[0]
         yield directory

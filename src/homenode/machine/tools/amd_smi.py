@@ -40,7 +40,7 @@ from homenode.bdf import Bdf
 from homenode.cpuset import NodeIndex
 from homenode.errors import ParseError
 from homenode.machine.tools.lines import decode_first_json
-from homenode.units import whole_number
+from homenode.units import parse_whole
 
 MAX_GPUS = 512
 
@@ -143,7 +143,7 @@ def _link(number: int, other: int | None, kind: object, hops: int | None) -> tup
 
 def _number(value: Any) -> int | None:
     if isinstance(value, str):
-        return whole_number(value, digits=9)
+        return parse_whole(value, digits=9)
     is_number = isinstance(value, int) and not isinstance(value, bool)
     return value if is_number and 0 <= value < 10**9 else None
 
@@ -182,5 +182,5 @@ def _partition_mode(value: Any) -> str | None:
 
 def _parse_ids(value: Any) -> tuple[int, ...]:
     words = str(value).split(",") if isinstance(value, int | str) else []
-    numbers = [whole_number(word.strip(), digits=3) for word in words]
+    numbers = [parse_whole(word.strip(), digits=3) for word in words]
     return () if None in numbers else tuple(number for number in numbers if number is not None)

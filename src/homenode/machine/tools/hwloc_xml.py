@@ -20,7 +20,7 @@ from homenode.cpuset import CpuSet
 from homenode.errors import InputError, ParseError
 from homenode.machine.tools.xml_text import parse_xml
 from homenode.text import plural
-from homenode.units import whole_number
+from homenode.units import parse_whole
 
 COMMAND = ("lstopo-no-graphics", "--disallowed", "--filter", "io:all", "--of", "xml")
 
@@ -74,7 +74,7 @@ def parse(text: str | bytes, source: str = "hwloc XML") -> HwlocTopology:
     if is_old:
         return HwlocTopology(
             machine=_add_node(_convert_object(machine)),
-            distances=tuple(_old_distances(machines[0], source)),
+            distances=tuple(_read_old_distances(machines[0], source)),
             cpu_kinds=(),
             infos=machine.infos,
         )
@@ -133,7 +133,7 @@ def _parse_distances(element: etree._Element, source: str) -> HwlocDistances:
         if child.tag == "indexes":
             indices += words
         elif child.tag == "u64values":
-            numbers = [whole_number(word) for word in words]
+            numbers = [parse_whole(word) for word in words]
             if None in numbers:
                 raise ParseError(source, "whole numbers", child.text or "", line=_find_line(child))
             values += [number for number in numbers if number is not None]
@@ -190,7 +190,7 @@ def _add_node(machine: HwlocObject) -> HwlocObject:
     return replace(machine, children=(node, *machine.children))
 
 
-def _old_distances(machine: etree._Element, source: str) -> list[HwlocDistances]:
+def _read_old_distances(machine: etree._Element, source: str) -> list[HwlocDistances]:
     """Return matrices of the NUMA nodes: multiples of `latency_base`, in the document's order.
 
     Version 1 does not name what a matrix compares. As in hwloc's own import, one of the whole
@@ -229,9 +229,9 @@ def parse_pus(obj: HwlocObject, attribute: str, source: str) -> CpuSet:
     return CpuSet() if text is None else CpuSet.parse_mask(text, f"{source}: {attribute}")
 
 
-def os_index(obj: HwlocObject, source: str) -> int:
+def read_os_index(obj: HwlocObject, source: str) -> int:
     """Return the OS index of an object that must have one. Raises ParseError."""
-    index = whole_number(obj.attributes.get("os_index"))
+    index = parse_whole(obj.attributes.get("os_index"))
     if index is None:
         raise ParseError(source, f"{obj.type} with an os_index", str(obj.attributes))
     return index

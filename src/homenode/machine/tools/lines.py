@@ -93,14 +93,14 @@ def decode_first_json(text: str, source: str) -> Any:
     raise ParseError(source, "JSON", text.strip()[:80])
 
 
-def json_objects(text: str, source: str) -> Iterator[dict[str, Any]]:
+def parse_json_objects(text: str, source: str) -> Iterator[dict[str, Any]]:
     """Yield objects that begin with a line that is just "{"; other lines are skipped.
 
     A line such as "{warning}" does not begin an object. Raises ParseError for an object that is not
     JSON.
     """
     at, count = 0, 0
-    while (start := _opening_line(text, at)) is not None:
+    while (start := _find_opening_line(text, at)) is not None:
         try:
             value, at = _DECODER.raw_decode(text, start)
         except (ValueError, RecursionError) as error:
@@ -113,7 +113,7 @@ def json_objects(text: str, source: str) -> Iterator[dict[str, Any]]:
             yield value
 
 
-def _opening_line(text: str, at: int) -> int | None:
+def _find_opening_line(text: str, at: int) -> int | None:
     while at < len(text):
         end = text.find("\n", at)
         end = len(text) if end < 0 else end

@@ -17,7 +17,7 @@ from homenode.findings import Gap
 from homenode.machine.tools.lines import Line, Lines
 from homenode.machine.tools.numactl import MAX_NODES
 from homenode.text import plural
-from homenode.units import whole_number
+from homenode.units import parse_whole
 
 _SOURCE = "lscpu -e"
 _HEAD_LINES = 8
@@ -86,7 +86,7 @@ def parse(text: str) -> LscpuTable:
     return LscpuTable(
         cpus=tuple(cpus[index] for index in sorted(cpus)),
         columns=columns,
-        llc_level=whole_number(level),
+        llc_level=parse_whole(level),
         gaps=tuple(lines.gaps),
     )
 

@@ -21,7 +21,7 @@ from homenode.bdf import Bdf
 from homenode.errors import ParseError
 from homenode.machine.pci import PciBar, PciLink, PciRegisters, PortType
 from homenode.package_data import read_package_text
-from homenode.units import KIB, whole_number
+from homenode.units import KIB, parse_whole
 
 COMMAND = ("lspci", "-D", "-nn", "-vvv")
 
@@ -372,7 +372,7 @@ def _parse_bar(index: str, text: str) -> list[PciBar]:
     """Return the region of "Memory at 214042000000 (64-bit, prefetchable) [size=16M]"; [] without a
     size, as for "[ignored]" regions and regions of virtual functions."""
     size = _SIZE.search(text)
-    number = whole_number(index, digits=1)
+    number = parse_whole(index, digits=1)
     if size is None or number is None or number >= _ROM_INDEX:
         return []
     is_memory = "Memory at " in text

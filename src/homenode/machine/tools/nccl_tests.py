@@ -30,7 +30,7 @@ from msgspec import Meta, Struct
 from homenode.errors import ParseError
 from homenode.findings import Gap
 from homenode.machine.tools.lines import Figure, Line, Lines, Whole, find_value, json_object
-from homenode.units import whole_number
+from homenode.units import parse_whole
 
 SOURCE = "nccl-tests"
 MAX_ROWS = 4096
@@ -187,7 +187,7 @@ class _Table:
 
     def _parse_row(self, line: Line, match: "re.Match[str]") -> bool:
         words = line.text.split()
-        if not self.half or len(words) < 5 or None in map(whole_number, words[:2]):
+        if not self.half or len(words) < 5 or None in map(parse_whole, words[:2]):
             return False
         words = [word for word in words if not _TIMESTAMP.fullmatch(word)]
         width = len(self.half)
@@ -308,7 +308,7 @@ def _parse_json(text: str) -> NcclTests:
         gpu_names=tuple(str(device.get("device_info", ""))[:200].strip() for device in devices),
         rows=rows,
         is_correct=_is_correct(rows, read("out_of_bounds/count")),
-        average_bus_bytes_per_s=_average(document),
+        average_bus_bytes_per_s=_compute_average(document),
         gaps=(
             *(Gap(SOURCE, f"key not known: {key[:80]!r}") for key in sorted({*document} - _KEYS)),
             *(Gap(SOURCE, f"error: {str(error)[:200]}") for error in errors[:16]),
@@ -325,7 +325,7 @@ def _convert_row(row: _JsonRow) -> NcclRow:
     return NcclRow(size_bytes=row.size, out_of_place=first, in_place=second)
 
 
-def _average(document: dict[str, Any]) -> float | None:
+def _compute_average(document: dict[str, Any]) -> float | None:
     for key, name in product(("average_bus_bandwidth", "average_bus_bandwidith"), _SPELLINGS):
         value = find_value(document, f"{key}/{name}", _FigureOrNan, SOURCE)
         if value is not None:

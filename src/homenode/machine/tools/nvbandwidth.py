@@ -37,7 +37,7 @@ from msgspec.structs import replace
 from homenode.bdf import Bdf
 from homenode.errors import ParseError
 from homenode.findings import Gap
-from homenode.machine.tools.lines import Line, Lines, json_objects, record
+from homenode.machine.tools.lines import Line, Lines, parse_json_objects, record
 from homenode.text import plural
 
 SOURCE = "nvbandwidth"
@@ -401,7 +401,7 @@ class _JsonRun(Struct):
 def _parse_json(text: str) -> NvbandwidthRun:
     runs: list[_JsonRun] = []
     gaps: list[Gap] = []
-    for document in json_objects(text, SOURCE):
+    for document in parse_json_objects(text, SOURCE):
         root = document.get("nvbandwidth")
         if not isinstance(root, dict):
             gaps.append(Gap(SOURCE, f"a document without nvbandwidth: {sorted(document)[:5]}"))

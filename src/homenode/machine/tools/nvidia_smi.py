@@ -41,7 +41,7 @@ from homenode.errors import ParseError
 from homenode.machine.tools.lines import Line, Lines
 from homenode.machine.tools.xml_text import parse_xml
 from homenode.text import plural
-from homenode.units import MIB, whole_number
+from homenode.units import MIB, parse_whole
 
 _SOURCE = "nvidia-smi -q -x"
 _MIB = re.compile(r"(\d{1,9}) MiB", re.ASCII)
@@ -116,11 +116,11 @@ def _parse_gpu(gpu: etree._Element, index: int, unread: list[tuple[Bdf, str, str
         mig=switch("mig_mode/current_mig"),
         performance_state=_find_text(gpu, "performance_state"),
         replays=number("pci/replay_counter"),
-        mig_devices=_mig_devices(gpu, bdf, unread),
+        mig_devices=_list_mig_devices(gpu, bdf, unread),
     )
 
 
-def _mig_devices(
+def _list_mig_devices(
     gpu: etree._Element, bdf: Bdf, unread: list[tuple[Bdf, str, str]]
 ) -> tuple[NvidiaMigDevice, ...]:
     devices: list[NvidiaMigDevice] = []
@@ -294,7 +294,7 @@ def _parse_affinities(
 def _parse_node(line: Line, text: str) -> NodeIndex | None:
     if text == "-1":
         return None
-    node = whole_number(text, digits=5)
+    node = parse_whole(text, digits=5)
     if node is None:
         raise line.make_error("a node or N/A", text)
     return NodeIndex(node)
@@ -366,4 +366,4 @@ def parse_list(text: str) -> tuple[MigDevice, ...]:
 
 
 def _small_number(word: str) -> int | None:
-    return whole_number(word, digits=5)
+    return parse_whole(word, digits=5)

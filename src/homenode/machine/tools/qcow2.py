@@ -55,13 +55,13 @@ def parse(content: bytes, source: str) -> Qcow2Header:
     return Qcow2Header(
         size_bytes=size,
         backing=backing,
-        backing_format=_backing_format(content, header_bytes, offset or len(content), source),
+        backing_format=_read_backing_format(content, header_bytes, offset or len(content), source),
         is_encrypted=encryption != 0,
         has_data_file=bool(features & _DATA_FILE_FEATURE),
     )
 
 
-def _backing_format(content: bytes, at: int, end: int, source: str) -> str | None:
+def _read_backing_format(content: bytes, at: int, end: int, source: str) -> str | None:
     """Return the text of that extension. Extensions follow the header, each padded to 8 bytes, up
     to one of kind 0 or to the name of the backing file. Of two formats QEMU takes the last."""
     backing_format = None

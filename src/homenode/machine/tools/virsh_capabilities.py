@@ -11,7 +11,7 @@ from msgspec import Struct
 from homenode.cpuset import MAX_PU_INDEX, CpuSet, NodeIndex, PuIndex
 from homenode.errors import ParseError
 from homenode.machine.tools.xml_text import parse_xml
-from homenode.units import whole_number
+from homenode.units import parse_whole
 
 COMMAND = ("virsh", "-r", "capabilities")
 MAX_CELLS = 1024
@@ -60,7 +60,7 @@ def _parse_cpu(cpu: etree._Element) -> tuple[PuIndex, CpuSet | None]:
 
 def _number(element: etree._Element, name: str) -> int:
     text, subject = str(element.get(name, "")), f"{element.tag} {name}"
-    number = whole_number(text.strip())
+    number = parse_whole(text.strip())
     if number is None or number > _MAX_NUMBER:
         raise ParseError(_SOURCE, f"a number below 2^60 for {subject}", text)
     return number

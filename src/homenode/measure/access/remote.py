@@ -23,7 +23,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from homenode.errors import ToolError, UsageError
-from homenode.machine.snapshot.collector import collector_script, parse_collected
+from homenode.machine.snapshot.collector import build_collector_script, parse_collected
 from homenode.machine.snapshot.protocol import Snapshot
 from homenode.measure.access.machine import Channel, ScriptOutput
 from homenode.measure.model import PROBE
@@ -45,7 +45,7 @@ _SPECIAL = re.compile(r"""[\\\n\r!'"$`]""")
 """The same, and characters that are special in sh between double quotes."""
 
 
-def sh_line(script: str) -> str:
+def format_sh_line(script: str) -> str:
     """Return the command line that runs a script with sh under any login shell. Characters that a
     login shell could change are passed to sh as octal numbers."""
     if not _CHANGED.search(script):
@@ -189,7 +189,7 @@ class RemoteMachine:
         return put | (frozenset(answer.stdout.split()) & frozenset(unknown))
 
     def snapshot(self) -> Snapshot:
-        script = collector_script()
+        script = build_collector_script()
         result = self.run(("sh",), _COLLECT_S, script)
         return parse_collected(result.stdout_or_raise(), self.name)
 
@@ -360,7 +360,7 @@ class SshHost(Struct, frozen=True):
         """Nothing stays open between scripts."""
 
     def execute(self, script: str, timeout_s: float, input: str | None = None) -> ScriptOutput:
-        argv = ("ssh", *CLOSED, *_OPTIONS, "--", self.url, sh_line(script))
+        argv = ("ssh", *CLOSED, *_OPTIONS, "--", self.url, format_sh_line(script))
         result = run(argv, timeout_s + _GRACE_S, input, kept_open=self.kept_open)
         if result.returncode:
             lines = [line.strip() for line in result.stderr.splitlines() if line.strip()]

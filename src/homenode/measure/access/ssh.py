@@ -12,7 +12,7 @@ from msgspec import Struct
 
 from homenode.errors import ToolError, UsageError, out_of_range
 from homenode.measure.access.machine import ScriptOutput
-from homenode.measure.access.remote import sh_line
+from homenode.measure.access.remote import format_sh_line
 from homenode.process import CLOSED, run
 from homenode.safe.durable import replace_file
 from homenode.safe.input_files import read_start
@@ -81,7 +81,7 @@ class SshChannel(Struct, frozen=True):
 
     def execute(self, script: str, timeout_s: float, input: str | None = None) -> ScriptOutput:
         is_known = self._is_known()
-        argv = (*self._build_argv(is_known=is_known), sh_line(script))
+        argv = (*self._build_argv(is_known=is_known), format_sh_line(script))
         result = run(argv, timeout_s + _CONNECT_S + _GRACE_S, input)
         if result.returncode == 0:
             return ScriptOutput(result.stdout, result.stderr)

@@ -147,7 +147,7 @@ class _Reader:
         return self.section == _CACHES
 
     def _parse_peak(self, line: Line, match: "re.Match[str]") -> bool:
-        row = _peak_row(line.text) if self.section == _PEAK else None
+        row = _find_peak_row(line.text) if self.section == _PEAK else None
         if row is None:
             return False
         name, rate = row
@@ -225,10 +225,10 @@ def _parse_node(line: Line, word: str) -> NodeIndex:
     return NodeIndex(line.read_count(word, "a node", limit=MAX_NODES - 1))
 
 
-def _peak_row(text: str) -> tuple[str, str] | None:
+def _find_peak_row(text: str) -> tuple[str, str] | None:
     """Name and rate of a peak; None for another line.
 
-    >>> _peak_row("3:1 Reads-Writes :\t250000.5"), _peak_row("Using traffic with:")
+    >>> _find_peak_row("3:1 Reads-Writes :\t250000.5"), _find_peak_row("Using traffic with:")
     (('3:1 Reads-Writes', '250000.5'), None)
     """
     name, _, rate = text.rpartition(":")

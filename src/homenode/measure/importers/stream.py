@@ -123,7 +123,7 @@ def parse(text: str) -> StreamRun:
         )
     return StreamRun(
         version=lines.take_optional("version", Line.read_word, "a version"),
-        arrays_bytes=_arrays_bytes(lines),
+        arrays_bytes=_sum_arrays(lines),
         threads=_parse_threads(lines),
         kernels=tuple(kernels),
         is_valid=None if not verdicts else verdicts == {True},
@@ -148,7 +148,7 @@ def _parse_kernel(row: "re.Match[str]", position: int, line: Line, unit: str) ->
     return StreamKernel(name=row[1], best_bytes_per_s=rate)
 
 
-def _arrays_bytes(lines: Lines) -> int | None:
+def _sum_arrays(lines: Lines) -> int | None:
     elements = lines.take_optional("array size", Line.read_count, "an array size")
     element_bytes = lines.take_optional("bytes per element", Line.read_count, "bytes per element")
     if 0 in (elements, element_bytes):
@@ -195,7 +195,7 @@ def read_stream_results(run: StreamRun, node: int | None = None) -> MeasuredSamp
 _SIGN = re.compile(r"^STREAM version |^Function +(?:Best )?Rate ", re.M)
 
 
-def _stream_log(text: str, name: str) -> MeasuredSamples:
+def _read_stream_log(text: str, name: str) -> MeasuredSamples:
     """Return a log's run with the process's binding, if numactl shows or sets it before."""
     run = parse(text)
     head = text[: match.start()] if (match := _SIGN.search(text)) else ""
@@ -217,4 +217,4 @@ def _stream_log(text: str, name: str) -> MeasuredSamples:
     )
 
 
-OUTPUT = ToolOutput("STREAM", _SIGN, _stream_log)
+OUTPUT = ToolOutput("STREAM", _SIGN, _read_stream_log)

@@ -129,7 +129,7 @@ def _run(version: str, lines: Lines) -> SysbenchRun:
             "Threads fairness:events (avg/stddev)", _pair, "a mean and a deviation"
         ),
         memory=memory,
-        gaps=(*lines.gaps, *_unread_gaps(lines)),
+        gaps=(*lines.gaps, *_list_unread_gaps(lines)),
     )
 
 
@@ -142,7 +142,7 @@ def _parse_memory(lines: Lines) -> SysbenchMemory:
     )
 
 
-def _unread_gaps(lines: Lines) -> Iterator[Gap]:
+def _list_unread_gaps(lines: Lines) -> Iterator[Gap]:
     for name, word, line in lines.list_untaken():
         if not _NOT_READ.fullmatch(name):
             text = f"{name}: {word}"

@@ -97,7 +97,7 @@ def classify_values(values: Sequence[float]) -> tuple[int, ...]:
 
 def _states_of_team(brackets: Sequence[Bracket]) -> PlacementStates:
     pairs = max(max(len(bracket.before_ns), len(bracket.after_ns)) for bracket in brackets)
-    ends = _classes_over_time(brackets, pairs)
+    ends = _classify_over_time(brackets, pairs)
     signatures: list[_Signature | None] = []
     transitions: list[int] = []
     previous: _Signature | None = None
@@ -126,7 +126,7 @@ def _join_moving(labels: tuple[str, ...]) -> tuple[str, ...]:
     return tuple(label if label in lasting else MOVING for label in labels)
 
 
-def _classes_over_time(brackets: Sequence[Bracket], pairs: int) -> list[list[int | None]]:
+def _classify_over_time(brackets: Sequence[Bracket], pairs: int) -> list[list[int | None]]:
     """Class of each pair at each end, in the order of time: before, after, before, after, ..."""
     ends: list[list[int | None]] = [[None] * pairs for _ in range(2 * len(brackets))]
     sides = [side for bracket in brackets for side in (bracket.before_ns, bracket.after_ns)]
@@ -186,17 +186,17 @@ def _name_states(
     names: dict[_Signature, str] = {}
     in_use: dict[str, int] = {}
     for signature, latencies in values.items():
-        name = latency_name(statistics.median(latencies))
+        name = format_latency_name(statistics.median(latencies))
         again = in_use.get(name, 0)
         in_use[name] = again + 1
         names[signature] = name if not again else f"{name}, {again + 1}"
     return names
 
 
-def latency_name(latency_ns: float) -> str:
+def format_latency_name(latency_ns: float) -> str:
     """Return a state's name, readable and exact enough to distinguish classes.
 
-    >>> latency_name(27.4), latency_name(9.62), latency_name(109.7)
+    >>> format_latency_name(27.4), format_latency_name(9.62), format_latency_name(109.7)
     ('27 ns', '9.6 ns', '110 ns')
     """
     digits = 1 if latency_ns < 10 else 0

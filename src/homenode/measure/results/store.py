@@ -49,7 +49,7 @@ def _read_finished(text: bytes, source: str) -> Run | None:
     first, last = text.find(b"\n") + 1, text.rfind(b"\n", 0, -1) + 1
     if not 0 < first <= last:
         return None
-    samples = formats.plain_lines(text[first:last], Sample)
+    samples = formats.decode_plain_lines(text[first:last], Sample)
     if samples is None or len(samples) > MAX_SAMPLES or b'"end"' in text[first:last]:
         return None
     is_sound = all(

@@ -287,7 +287,7 @@ def find_half_peak(run: NcclTests) -> int | None:
     return next((size for size, rate in points if rate >= peak / 2), None)
 
 
-def flat_curve(run: NcclTests, subject: str) -> Finding | None:
+def check_flat_curve(run: NcclTests, subject: str) -> Finding | None:
     """Return the finding of a curve that meets a ceiling. subject: the run, in the user's words."""
     gpus = run.gpus or 1
     fit = fit_flat(_list_points(run.rows), 2 * (gpus - 1) / gpus if gpus > 1 else 1.0)

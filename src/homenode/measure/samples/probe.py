@@ -48,7 +48,7 @@ def read_probe_results(document: ProbeDocument) -> StepReading:
     read_samples = {
         "bandwidth": _read_bandwidth,
         "latency": _read_latency,
-        "core-to-core": _core_to_core,
+        "core-to-core": _list_core_to_core,
         "throughput": _read_throughput,
         "smt": _read_smt,
         "loaded-latency": _read_loaded_latency,
@@ -173,7 +173,7 @@ def _read_latency(document: ProbeDocument) -> Iterator[BracketedSample]:
                 yield _sample_of("cache-capacity", "bytes", capacity, variant=name)
 
 
-def _core_to_core(document: ProbeDocument) -> Iterator[BracketedSample]:
+def _list_core_to_core(document: ProbeDocument) -> Iterator[BracketedSample]:
     """Read core-to-core samples; each is its own bracket: it shows where the two CPUs are."""
     for pair in document.handoffs:
         first, second = pair.pus

@@ -31,7 +31,7 @@ def _read_run_results(run: TorchRun) -> MeasuredSamples:
     if any(device.address is None for device in run.devices):
         gaps.append(Gap("GPU addresses", "PyTorch reports no addresses: results cannot be paired"))
     samples = tuple(sample for result in run.results for sample in _list_samples(result, run))
-    gaps += [gap for result in run.results for gap in _result_gaps(result, run)]
+    gaps += [gap for result in run.results for gap in _list_result_gaps(result, run)]
     if run.bound_node is not None and any(_lies_unseen(result) for result in run.results):
         reason = "the driver does not report the buffer's node: unconfirmed"
         gaps.append(Gap(f"host memory bound to node {run.bound_node}", reason))
@@ -118,7 +118,7 @@ def _place(result: TorchResult, run: TorchRun) -> dict[str, Any]:
     return {"device": Bdf.parse(address), "peer": Bdf.parse(other)}
 
 
-def _result_gaps(result: TorchResult, run: TorchRun) -> Iterator[Gap]:
+def _list_result_gaps(result: TorchResult, run: TorchRun) -> Iterator[Gap]:
     device = run.devices[result.device]
     name = " ".join(filter(None, (result.metric, result.variant, device.address)))
     if not result.steady:

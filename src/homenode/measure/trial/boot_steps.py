@@ -20,12 +20,12 @@ from homenode.change.apply.definition import (
     restore_definition,
 )
 from homenode.change.apply.store import DomainStore
-from homenode.change.journal import ChangeEntry, ChangeState, ChangeStep, Note, host_locked
+from homenode.change.journal import ChangeEntry, ChangeState, ChangeStep, Note, lock_host
 from homenode.errors import HostError
 from homenode.measure.access.machine import Machine
 from homenode.measure.trial.copying import PreparedCopy, make_copy, remove_copy
 from homenode.measure.trial.guest import (
-    host_boot,
+    get_host_boot,
     is_same_host_boot,
     is_there,
     retry_while_unavailable,
@@ -33,7 +33,7 @@ from homenode.measure.trial.guest import (
 )
 from homenode.measure.trial.journal import BOOT, COPY, LAYOUT, TrialHead, TrialJournal
 from homenode.text import command_line
-from homenode.units import whole_number
+from homenode.units import parse_whole
 from homenode.vm.domain.merge import is_same_definition
 from homenode.vm.hypervisor.virsh import Virsh
 
@@ -49,7 +49,7 @@ _HELD = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 @contextmanager
-def held_interrupts(notify: Callable[[str], None]) -> Iterator[None]:
+def hold_interrupts(notify: Callable[[str], None]) -> Iterator[None]:
     """Report the first interrupt within the block; the next one raises KeyboardInterrupt. A signal
     that nohup ignores stays ignored."""
     if threading.current_thread() is not threading.main_thread():
@@ -91,7 +91,7 @@ class TrialDomain(Struct, frozen=True):
 
     def host_locked(self) -> AbstractContextManager[tuple[int, ...]]:
         """Hold the host's lock for one change: between boots other programs may change the host."""
-        return host_locked(
+        return lock_host(
             self.root,
             self.head.connect,
             command_line("homenode", "trial", self.head.source),
@@ -235,7 +235,7 @@ class BootStep(Struct, frozen=True):
     def do(self, note: Note) -> ChangeEntry:
         virsh, uuid = self.on.virsh, self.on.head.uuid
         facts = {"name": self.on.head.domain, "number": str(self.number)}
-        boot_id = host_boot(virsh)
+        boot_id = get_host_boot(virsh)
         entry = ChangeEntry(
             what=ChangeState.BEGIN,
             kind=BOOT,
@@ -292,4 +292,4 @@ def _add_fact(entry: ChangeEntry, name: str, fact: str, state: ChangeState) -> C
 
 
 def _run_id(entry: ChangeEntry) -> int | None:
-    return whole_number(entry.facts.get("run_id"))
+    return parse_whole(entry.facts.get("run_id"))

@@ -13,8 +13,8 @@ from homenode.measure.trial.guest import is_there
 from homenode.measure.trial.journal import TrialCopy
 from homenode.process import run
 from homenode.safe.durable import create_file, create_like, remove_file
-from homenode.safe.input_files import MAX_BYTES, OpenFile, host_file, read_plain
-from homenode.safe.trusted_path import private_directory
+from homenode.safe.input_files import MAX_BYTES, OpenFile, open_host_file, read_plain
+from homenode.safe.trusted_path import create_private_directory
 from homenode.vm.domain.copy import (
     WritableDisk,
     copy_domain,
@@ -22,7 +22,7 @@ from homenode.vm.domain.copy import (
     make_uuid,
     replace_disks,
 )
-from homenode.vm.domain.read import nvram_file, open_domain
+from homenode.vm.domain.read import find_nvram_file, open_domain
 from homenode.vm.hypervisor.connection import DomainState, is_local
 from homenode.vm.hypervisor.virsh import Virsh
 
@@ -75,8 +75,8 @@ def prepare_copy(virsh: Virsh, state: DomainState, original: bytes, id: str) -> 
             f"copy: domain {name} exists",
             hint=f"homenode trial undo {state.argument}, or virsh undefine {uuid}",
         )
-    before = nvram_file(open_domain(original, state.name))
-    after = nvram_file(open_domain(document, name))
+    before = find_nvram_file(open_domain(original, state.name))
+    after = find_nvram_file(open_domain(document, name))
     nvram = (before, after) if before is not None and after is not None else None
     if nvram is not None:
         _check_nvram(*nvram, name)
@@ -91,7 +91,7 @@ def make_copy(virsh: Virsh, prepared_copy: PreparedCopy, host_lock: Sequence[int
         _make_overlay(disk, Path(overlay))
     if prepared_copy.nvram is not None:
         _copy_nvram(*prepared_copy.nvram)
-    with private_directory("homenode-copy-") as directory:
+    with create_private_directory("homenode-copy-") as directory:
         create_file(directory / "copy.xml", prepared_copy.document)
         virsh.define(str(directory / "copy.xml"), host_lock)
 
@@ -103,7 +103,7 @@ def _check_nvram(before: str, after: str, name: str) -> None:
             hint="remove that file if it is not needed, or boot the VM itself: --in-place",
         )
     if not before.startswith("/") or os.path.lexists(before):
-        with host_file(before, _NVRAM):
+        with open_host_file(before, _NVRAM):
             pass
 
 
@@ -111,7 +111,7 @@ def _copy_nvram(before: str, after: str) -> None:
     """Copy the NVRAM, if the original has one; else libvirt creates it from the template."""
     if before.startswith("/") and not os.path.lexists(before):
         return
-    with host_file(before, _NVRAM) as original:
+    with open_host_file(before, _NVRAM) as original:
         try:
             content = original.start(_MAX_NVRAM_BYTES + 1)
             if original.is_block or len(content) > _MAX_NVRAM_BYTES:
@@ -127,10 +127,10 @@ def _make_overlay(disk: WritableDisk, overlay: Path) -> None:
 
     qemu-img opens only the new file, as the size of its backing file is given.
     """
-    with host_file(disk.path, f"disk {disk.target}") as original:
+    with open_host_file(disk.path, f"disk {disk.target}") as original:
         try:
             size = _read_size(disk, original)
-            with private_directory("homenode-overlay-") as directory:
+            with create_private_directory("homenode-overlay-") as directory:
                 image = directory / "overlay"
                 under = ("-u", "-b", disk.path, "-F", disk.format)
                 argv = ("qemu-img", "create", "-q", "-f", "qcow2", *under, str(image), str(size))
@@ -180,7 +180,7 @@ def _check_under(header: qcow2.Qcow2Header, path: str, subject: str, levels: int
     if not name:
         return
     backing_path = str(Path(path).parent / name)
-    with host_file(backing_path, f"{subject}: under {path}") as file:
+    with open_host_file(backing_path, f"{subject}: under {path}") as file:
         start = file.start(qcow2.MAX_BYTES)
     if header.backing_format == "raw":
         return
@@ -211,7 +211,7 @@ def remove_copy(virsh: Virsh, copy: TrialCopy) -> None:
 
 def _name_overlay(disk: WritableDisk, id: str) -> Path:
     """Return the overlay's path: next to the image; of a block device in libvirt's directory."""
-    with host_file(disk.path, f"disk {disk.target}") as original:
+    with open_host_file(disk.path, f"disk {disk.target}") as original:
         _read_size(disk, original)
         directory = _BLOCK_DIRECTORY if original.is_block else Path(disk.path).parent
     return directory / f"{id}-{disk.target}{_SUFFIX}"

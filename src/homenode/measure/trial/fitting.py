@@ -116,10 +116,10 @@ def _find_obstacles(document: bytes, name: str, plan: Plan, host: Host) -> list[
         for finding in findings
         if finding.id in _STAND_AGAINST and finding.severity is Severity.CRITICAL
     ]
-    return against + ([] if plan.memory_nodes else _unbound_shortage(plan, host))
+    return against + ([] if plan.memory_nodes else _list_unbound_shortage(plan, host))
 
 
-def _unbound_shortage(plan: Plan, host: Host) -> list[str]:
+def _list_unbound_shortage(plan: Plan, host: Host) -> list[str]:
     """Return the shortage for unbound memory, which may come from each node except a GPU's."""
     nodes = [node for node in host.nodes if node.memory_kind is not MemoryKind.GPU]
     if plan.vm.page_bytes:

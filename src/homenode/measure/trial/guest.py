@@ -136,7 +136,7 @@ def boot_of(machine: Machine) -> str:
     return machine.run(("cat", _BOOT_ID), _HELLO_S).stdout_or_raise().strip()
 
 
-def host_boot(virsh: Virsh) -> str | None:
+def get_host_boot(virsh: Virsh) -> str | None:
     """Return the boot id of the host that domains run on; None if that is another machine, or
     unknown. libvirt's numbers of running instances restart with each boot."""
     if not is_local(virsh.connect):
@@ -147,7 +147,7 @@ def host_boot(virsh: Virsh) -> str | None:
 
 def is_same_host_boot(virsh: Virsh, boot_id: str | None) -> bool:
     """Return whether the host has not rebooted since, as far as that is known."""
-    return boot_id is None or host_boot(virsh) in (None, boot_id)
+    return boot_id is None or get_host_boot(virsh) in (None, boot_id)
 
 
 def stop(

@@ -21,7 +21,7 @@ from homenode.measure.experiment import ExperimentJournal, TaskState
 from homenode.objective import Objective
 from homenode.safe.record_directory import JOURNAL, LOCK, RecordDirectory
 from homenode.text import command_line
-from homenode.units import whole_number
+from homenode.units import parse_whole
 from homenode.vm.hypervisor.connection import domain_argument
 
 KIND = "trial"
@@ -114,7 +114,7 @@ class TrialState(Struct, frozen=True):
     def running(self) -> int | None:
         """The number of the boot whose guest may be running."""
         entry = self.change(BOOT)
-        return None if entry is None else whole_number(entry.facts.get("number"))
+        return None if entry is None else parse_whole(entry.facts.get("number"))
 
     @property
     def measured_boots(self) -> frozenset[int]:

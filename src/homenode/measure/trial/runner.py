@@ -37,7 +37,7 @@ from homenode.measure.trial.boot_steps import (
     LayoutStep,
     TrialDomain,
     add_boot_id,
-    held_interrupts,
+    hold_interrupts,
 )
 from homenode.measure.trial.copying import PreparedCopy
 from homenode.measure.trial.fitting import find_new_obstacles, remove_domain
@@ -58,10 +58,10 @@ from homenode.measure.trial.trial_config import (
     TrialConfig,
     boot_orders,
     run_name,
-    trial_schedule,
+    schedule_trial,
 )
 from homenode.nccl.assemble import assemble_topology
-from homenode.nccl.guest_side import guest_side, make_pending
+from homenode.nccl.guest_side import build_guest_side, make_pending
 from homenode.nccl.topology import NcclVariant, write_topology
 from homenode.vm.domain.merge import is_same_definition
 from homenode.vm.domain.read import build_vm, open_domain
@@ -116,7 +116,7 @@ def schedule_steps(head: TrialHead, state: TrialState | None = None) -> tuple[Sc
     """Return the schedule of a trial, with boots that were ordered after it began."""
     layouts = (*head.layouts, BARE) if head.bare else head.layouts
     boot_order = None if state is None else state.boots
-    return trial_schedule(layouts, boot_order or head.boots, head.seed)
+    return schedule_trial(layouts, boot_order or head.boots, head.seed)
 
 
 def run_trial(trial: Trial, lock: int) -> None:
@@ -141,7 +141,7 @@ def run_trial(trial: Trial, lock: int) -> None:
             trial.notify(f"the journal could not record the interruption: {error.message}")
         raise
     finally:
-        with held_interrupts(trial.notify):
+        with hold_interrupts(trial.notify):
             trial.domain.undo()
     trial.journal.note(EntryKind.ENDED)
 
@@ -270,7 +270,7 @@ class _BootedVm:
             _set_aside(trial, step, directory)
         try:
             if step.variant == BARE:
-                _measure(trial, step, LocalMachine(), _bare_options(trial, step), resume=False)
+                _measure(trial, step, LocalMachine(), _make_bare_options(trial, step), resume=False)
                 return
             if machine is None:
                 machine = self._boot(step)
@@ -426,7 +426,7 @@ def measures_all_reduce(suite: SuiteOptions, plan: Plan, host: Host) -> bool:
     return gpus > 1 and (not suite.groups or SuiteGroup.NCCL in suite.groups)
 
 
-def _bare_options(trial: Trial, step: ScheduledTask) -> BenchOptions:
+def _make_bare_options(trial: Trial, step: ScheduledTask) -> BenchOptions:
     plans = (layout.plan for layout in trial.layouts.values())
     pinning = next(plan for plan in plans if plan.layout.pinning is not Pinning.NONE)
     return boot_orders(trial.config, trial.head.id, step, pinning, f"{BARE} {step.round}")
@@ -461,7 +461,7 @@ def is_emulated(document: bytes) -> bool:
     return open_domain(document, "the domain").root.get("type") == "qemu"
 
 
-def outcome_code(state: TrialState) -> int:
+def get_outcome_code(state: TrialState) -> int:
     """3 if a boot failed, 1 if a guest was not as planned or a test failed, else 0."""
     kinds = {entry.what for entry in state.outcomes.values()}
     if kinds & {EntryKind.FAILED, EntryKind.REJECTED}:
@@ -473,7 +473,7 @@ def find_topology_text(plan: Plan, document: bytes, guest: Host, host: Host) -> 
     """Return the text of the file. document: the definition from libvirt, with every address.
     Raises InputError if a device's place in the guest cannot be determined."""
     domain = open_domain(document, "the domain")
-    side = guest_side(build_vm(domain), make_pending(domain), plan=plan, guest=guest)
+    side = build_guest_side(build_vm(domain), make_pending(domain), plan=plan, guest=guest)
     gpus = guest.devices_of_kind(DeviceKind.GPU)
     flavour = NcclVariant.RCCL if any(gpu.vendor_id == AMD for gpu in gpus) else NcclVariant.NCCL
     return write_topology(assemble_topology(host, side, flavour, "the domain").topology)

@@ -25,10 +25,10 @@ BARE = "bare"
 MAX_BOOTS = 100
 
 
-def trial_schedule(layouts: Sequence[str], boots: int, seed: int) -> tuple[ScheduledTask, ...]:
+def schedule_trial(layouts: Sequence[str], boots: int, seed: int) -> tuple[ScheduledTask, ...]:
     """Schedule every layout, and BARE if requested, once a round; each round has its own order.
 
-    >>> [s.variant for s in trial_schedule(["pin", "default"], 2, seed=1)].count("pin")
+    >>> [s.variant for s in schedule_trial(["pin", "default"], 2, seed=1)].count("pin")
     2
 
     Raises UsageError for a layout twice, none, or boots out of range.

@@ -119,19 +119,19 @@ class Fabric(Struct, frozen=True):
 
     def no_partition(self, gpus: Sequence[PciDevice]) -> Finding | None:
         """Return a warning if these GPUs are known not to be a partition."""
-        bdfs = _physical_functions(gpus)
+        bdfs = _list_physical_functions(gpus)
         if len(bdfs) < 2 or (
             any(bdf not in self.module_of_gpu for bdf in bdfs) and len(bdfs) in self.list_sizes()
         ):
             return None
         if len(bdfs) not in self.list_sizes():
-            return self._make_finding(f"{plural(len(bdfs), 'GPU')} ({_bdf_list(bdfs)})", ())
+            return self._make_finding(f"{plural(len(bdfs), 'GPU')} ({_format_bdfs(bdfs)})", ())
         modules = [self.module_of_gpu[bdf] for bdf in bdfs]
         if is_partition(self.board, modules):
             return None
         module_list = ",".join(map(str, modules))
         return self._make_finding(
-            f"{_bdf_list(bdfs)} (modules {module_list})", self._list_by_size(len(bdfs))
+            f"{_format_bdfs(bdfs)} (modules {module_list})", self._list_by_size(len(bdfs))
         )
 
     def partitions(
@@ -146,7 +146,7 @@ class Fabric(Struct, frozen=True):
         None if any GPUs are allowed: for a single GPU, if too few module ids are known, and, with a
         warning, if no partition of that size is free.
         """
-        owned_bdfs = set(_physical_functions(named_devices))
+        owned_bdfs = set(_list_physical_functions(named_devices))
         total = count + len(owned_bdfs)
         if total not in self.list_sizes():
             return None, self._make_finding(plural(total, "GPU"), ())
@@ -183,7 +183,7 @@ class Fabric(Struct, frozen=True):
 
     def unknown_partition(self, gpus: Sequence[PciDevice]) -> tuple[Gap, ...]:
         """Return a gap if these GPUs may be a partition or not; one GPU and a board are."""
-        bdfs = _physical_functions(gpus)
+        bdfs = _list_physical_functions(gpus)
         if len(bdfs) in (1, self.gpus) or len(bdfs) not in self.list_sizes():
             return ()
         if all(bdf in self.module_of_gpu for bdf in bdfs):
@@ -200,7 +200,7 @@ class Fabric(Struct, frozen=True):
 
     def _make_finding(self, observed: str, partitions: Sequence[tuple[Bdf, ...]]) -> Finding:
         sizes = ", ".join(map(str, self.list_sizes()))
-        expected = "; ".join(_bdf_list(bdfs) for bdfs in partitions[:_MAX_SHOWN])
+        expected = "; ".join(_format_bdfs(bdfs) for bdfs in partitions[:_MAX_SHOWN])
         if len(partitions) > _MAX_SHOWN:
             expected += f"; and {len(partitions) - _MAX_SHOWN} more"
         return finding(
@@ -214,15 +214,15 @@ class Fabric(Struct, frozen=True):
         )
 
 
-def fabric_of_host(host: Host) -> Fabric | None:
+def find_fabric(host: Host) -> Fabric | None:
     """Return the host's fabric; None for boards without NVSwitches."""
     board = board_of_host(host)
     if board is None:
         return None
-    return Fabric(board, len(host.whole_gpus), modules_of_host(host))
+    return Fabric(board, len(host.whole_gpus), map_modules(host))
 
 
-def modules_of_host(host: Host) -> dict[Bdf, int]:
+def map_modules(host: Host) -> dict[Bdf, int]:
     """Return the known module ids of the host's GPUs."""
     gpus = host.whole_gpus
     modules = {gpu.bdf: gpu.module_id for gpu in gpus if gpu.module_id is not None}
@@ -245,9 +245,9 @@ def may_have_nvswitches(host: Host) -> bool:
     return many or bool(host.devices_of_kind(DeviceKind.NVSWITCH))
 
 
-def _physical_functions(gpus: Sequence[PciDevice]) -> tuple[Bdf, ...]:
+def _list_physical_functions(gpus: Sequence[PciDevice]) -> tuple[Bdf, ...]:
     return tuple(sorted({gpu.physical_function or gpu.bdf for gpu in gpus}))
 
 
-def _bdf_list(gpus: Collection[Bdf]) -> str:
+def _format_bdfs(gpus: Collection[Bdf]) -> str:
     return ", ".join(map(str, sorted(gpus)))

@@ -21,7 +21,7 @@ from homenode.machine.pci import DeviceKind, PciDevice
 from homenode.machine.topology import Host, reject_unshown
 from homenode.plan.allocations import Allocations
 from homenode.plan.devices.brought import CompanionDevices, are_paired, link_groups
-from homenode.plan.devices.fabric import Fabric, fabric_of_host
+from homenode.plan.devices.fabric import Fabric, find_fabric
 from homenode.plan.request import GuestRequest
 from homenode.plan.shape.consequences import KIND_NAMES
 from homenode.text import format_subjects, plural
@@ -244,13 +244,13 @@ def device_options(host: Host, request: GuestRequest, allocations: Allocations) 
     by_bdf = host.device_at
     for bdf in request.devices:
         if bdf not in by_bdf:
-            raise _unknown_device(bdf, host, request)
+            raise _make_unknown_device(bdf, host, request)
         if by_bdf[bdf].bridge is not None or by_bdf[bdf].kind is DeviceKind.BRIDGE:
             raise InputError(
                 f"device {bdf}: expected an endpoint, found a bridge or switch port",
                 hint="bridges are not passed through; name the devices below it",
             )
-    host_fabric, all_gpus = fabric_of_host(host), host.devices_of_kind(DeviceKind.GPU)
+    host_fabric, all_gpus = find_fabric(host), host.devices_of_kind(DeviceKind.GPU)
     # Without NVLink the GPUs need be no partition.
     fabric = None if request.options.without_nvlink else host_fabric
     node_indices = {node.index for node in host.nodes}
@@ -400,7 +400,7 @@ def _choose_one_package(
     Each package has half of a board, and NVLink joins only GPUs of one half. None if no package of
     the host has `count` GPUs, free or not, or if a GPU's package is unknown.
     """
-    home = _package_of_gpu(host)
+    home = _map_gpu_packages(host)
     total = count + len(named_devices)
     packages = {package for package in home.values() if package is not None}
     largest = max((list(home.values()).count(package) for package in packages), default=0)
@@ -462,7 +462,7 @@ def _free_gpus(
     ]
 
 
-def _unknown_device(bdf: Bdf, host: Host, request: GuestRequest) -> InputError:
+def _make_unknown_device(bdf: Bdf, host: Host, request: GuestRequest) -> InputError:
     reject_unshown(host, "PCI")
     bdfs = [d.bdf for d in host.pci_devices if d.kind is not DeviceKind.BRIDGE]
 
@@ -494,7 +494,7 @@ def _unknown_device(bdf: Bdf, host: Host, request: GuestRequest) -> InputError:
     )
 
 
-def _package_of_gpu(host: Host) -> dict[Bdf, int | None]:
+def _map_gpu_packages(host: Host) -> dict[Bdf, int | None]:
     """Map each whole GPU to its package, None if unknown."""
     package_of = {node.index: node.package for node in host.nodes}
     return {

@@ -15,10 +15,10 @@ from homenode.cpuset import CpuSet, NodeIndex, list_members
 from homenode.findings import Gap, Rejection
 from homenode.machine.pci import DeviceKind
 from homenode.machine.topology import CoreKind
-from homenode.plan.memory import page_size_bytes
+from homenode.plan.memory import get_page_size
 from homenode.plan.placement import Placement, name_terms
 from homenode.plan.placement_findings import check_placement
-from homenode.plan.search.ladder import Fallback, MemoryRule, fallback_name
+from homenode.plan.search.ladder import Fallback, MemoryRule, name_fallback
 from homenode.plan.search.problem import PlacementSearch, SearchProblem, Split
 from homenode.plan.search.solve import (
     Candidate,
@@ -27,13 +27,13 @@ from homenode.plan.search.solve import (
     solve_fixed,
     without_first_gpu,
 )
-from homenode.plan.search.split import pages_within, splits_of_cells
+from homenode.plan.search.split import split_pages, splits_of_cells
 from homenode.plan.search.supply import SiblingGroup
 from homenode.plan.search.threads import (
     ThreadCpus,
     ThreadRequest,
     place_on_vcpus,
-    thread_places,
+    place_threads,
 )
 from homenode.plan.shape.guest_numa import split_memory
 from homenode.vm.layout import (
@@ -109,7 +109,7 @@ class Attempt:
     @cached_property
     def _nodes_of_cells(self) -> tuple[dict[Split, tuple[int, ...]], bool]:
         """The splits for the requested cells, with each cell's node; whether all are listed."""
-        page = page_size_bytes(self.request)
+        page = get_page_size(self.request)
         cells = self.request.options.explicit_cells
         return splits_of_cells(self.problem, cells, self._groups_of_cells, page)
 
@@ -173,7 +173,7 @@ class Attempt:
             emulator_pus=self._places.emulator_pus,
             iothread_pus=self._places.iothread_pus,
             devices=problem.devices.options.list_functions(best.gpus),
-            fallback=fallback_name(self._span, self._relaxations),
+            fallback=name_fallback(self._span, self._relaxations),
             relaxations=self._relaxations,
             layout=self._layout,
             cell_memory_bytes=self._cell_memory,
@@ -397,7 +397,7 @@ class Attempt:
             return tuple(cell.memory_bytes for cell in request.options.explicit_cells)
         if request.layout.cells is GuestCells.SINGLE:
             return ()
-        page = page_size_bytes(request)
+        page = get_page_size(request)
         if fallback.memory is MemoryRule.FOLLOWS and fallback.idle_siblings(request):
             groups = tuple(len(cell.groups) for cell in cells)
             return split_memory(request.memory_bytes, page, groups)
@@ -410,7 +410,7 @@ class Attempt:
             pages = self.problem.memory[cell.node].pages
             cells_there = sum(other.node == cell.node for other in cells)
             space.append(total if pages is None else max(1, (pages - owned[i]) // cells_there))
-        shares = pages_within(total, [len(cell.pins) for cell in cells], space)
+        shares = split_pages(total, [len(cell.pins) for cell in cells], space)
         return tuple(share * page for share in shares)
 
     # QEMU's own threads.
@@ -459,7 +459,7 @@ class Attempt:
             on_every_node=request.page_bytes is not None
             and request.layout.memory is not MemoryBinding.KEEP,
         )
-        return thread_places(self.free, order, len(own_nodes), thread_request)
+        return place_threads(self.free, order, len(own_nodes), thread_request)
 
     def _own_cores(self, node: int) -> int:
         """Return the number of a node's cores that an emulator may have alone: the node's free GPUs

@@ -101,7 +101,7 @@ class DistanceMatrix(Struct, frozen=True, dict=True):
         return self._spreads[nodes]
 
 
-def distance_matrix(host: Host) -> DistanceMatrix:
+def build_distance_matrix(host: Host) -> DistanceMatrix:
     """Return the distances of a host, symmetric and complete."""
     packages = tuple(
         -1 - position if node.package is None else int(node.package)

@@ -211,7 +211,7 @@ class NearestGpus:
             return self._choose_by_numbers(case)
         self.exact &= not case.splits.extra
         split = case.splits.nearest(_add_rows(case.row, [(1, home.row) for home in case.homes]))
-        return [_nearest_to_split(case, split)]
+        return [_choose_nearest(case, split)]
 
     def _choose_by_numbers(self, case: _Case) -> list[NearestChoice]:
         """Return the numbers of GPUs by home with the least distance."""
@@ -258,7 +258,7 @@ def _add_rows(row: tuple[int, ...], rows: Sequence[tuple[int, Sequence[int]]]) -
     return tuple(map(sum, zip(row, *added, strict=True))) if added else row
 
 
-def _nearest_to_split(case: _Case, split: Sequence[int]) -> NearestChoice:
+def _choose_nearest(case: _Case, split: Sequence[int]) -> NearestChoice:
     total, tied = sum(map(mul, case.row, split)), 0
     sure, missing = case.certain, case.missing
     level, tied_count = -1, 0

@@ -88,11 +88,11 @@ def list_fallbacks(request: GuestRequest, free: FreeCpus) -> Iterator[Fallback]:
         of_kinds = kinds if mixed else one_kind
         widest = max((shape.pus for shape in shapes if shape.kind in of_kinds), default=1)
         whole_cores += _list_fallbacks(request, widest, of_kinds, mixed=mixed)
-        shared_cores += _sharing_ways(request, of_kinds, mixed=mixed)
+        shared_cores += _list_sharing_ways(request, of_kinds, mixed=mixed)
     ways = [*whole_cores, *shared_cores]
     # Without pins the host always keeps a core.
     keeps_core = (True,) if request.layout.pinning is Pinning.NONE else (True, False)
-    rules = tuple(product(keeps_core, _memory_rules(request)))
+    rules = tuple(product(keeps_core, _list_memory_rules(request)))
     steps: Iterable[tuple[bool, Fallback]] = product((True, False), ways)
     if request.keeps_siblings:
         steps = ((keeps_memory, way) for way in ways for keeps_memory in (True, False))
@@ -143,7 +143,7 @@ def _list_fallbacks(
         )
 
 
-def _sharing_ways(
+def _list_sharing_ways(
     request: GuestRequest, kinds: frozenset[CoreKind | None], *, mixed: bool
 ) -> Iterator[Fallback]:
     """Yield groups for more vCPUs than cores; if CPUs are counted anyway, none are left to try."""
@@ -173,7 +173,7 @@ def _make_fallback(
     )
 
 
-def _memory_rules(request: GuestRequest) -> tuple[MemoryRule, ...]:
+def _list_memory_rules(request: GuestRequest) -> tuple[MemoryRule, ...]:
     if request.options.explicit_cells:
         return (MemoryRule.FOLLOWS,)
     layout = request.layout
@@ -182,10 +182,10 @@ def _memory_rules(request: GuestRequest) -> tuple[MemoryRule, ...]:
     return MemoryRule.FOLLOWS, MemoryRule.UNEVEN, MemoryRule.ELSEWHERE
 
 
-def fallback_name(span: str, relaxations: tuple[Relaxation, ...]) -> str:
+def name_fallback(span: str, relaxations: tuple[Relaxation, ...]) -> str:
     """Return the fallback's name in a plan: the span, then the relaxations.
 
-    >>> fallback_name("one node", (Relaxation.MIXED_KINDS, Relaxation.HOST_CORE))
+    >>> name_fallback("one node", (Relaxation.MIXED_KINDS, Relaxation.HOST_CORE))
     "one node, mixed core kinds, host's last core"
     """
     return ", ".join((span, *relaxations))

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from homenode.cpuset import list_members
 from homenode.plan.search.problem import SearchProblem
-from homenode.plan.search.supply import GroupRange, even_split
+from homenode.plan.search.supply import GroupRange, split_evenly
 
 MAX_LISTED_NODES = 16
 
@@ -42,9 +42,9 @@ def least_uneven(limits: Sequence[int], groups: int, *, whole_sockets: bool) -> 
     >>> [tuple(one) for one in least_uneven((24, 16, 24), 56, whole_sockets=True).ranges]
     [(16, 24, 8), (16, 16, 8), (16, 24, 8)]
     """
-    step = _largest_socket(limits, groups) if whole_sockets else 1
+    step = _find_largest_socket(limits, groups) if whole_sockets else 1
     limits, groups = [limit // step for limit in limits], groups // step
-    split = even_split([GroupRange(0, limit) for limit in limits], groups)
+    split = split_evenly([GroupRange(0, limit) for limit in limits], groups)
     level = low = max(split)
     if any(number < min(top, level) for number, top in zip(split, limits, strict=True)):
         low -= 1
@@ -52,7 +52,7 @@ def least_uneven(limits: Sequence[int], groups: int, *, whole_sockets: bool) -> 
     return CellSplits(sum([number**2 for number in split]) * step * step, tuple(ranges))
 
 
-def _largest_socket(limits: Sequence[int], groups: int) -> int:
+def _find_largest_socket(limits: Sequence[int], groups: int) -> int:
     """Return the most groups per socket if each node gets at least one whole socket."""
     for size in range(min(groups // len(limits), *limits), 1, -1):
         if groups % size == 0 and sum([limit // size for limit in limits]) * size >= groups:
@@ -167,7 +167,7 @@ class NodeSets:
             return tuple(GroupRange(1, core) for core in least)
         room = [limit - core for limit, core in zip(limits, least, strict=True)]
         excess = groups - sum(least)
-        top = max(even_split([GroupRange(0, space) for space in room], excess))
+        top = max(split_evenly([GroupRange(0, space) for space in room], excess))
         upper = [min(top, space) for space in room]
         lower = upper if sum(upper) == excess else [min(top - 1, space) for space in room]
         return tuple(

@@ -17,21 +17,21 @@ from homenode.plan.devices.options import DeviceOptions, device_options
 from homenode.plan.placement import Cost, Placement
 from homenode.plan.placement_findings import (
     bound_elsewhere,
-    document_siblings,
+    check_document_siblings,
     memory_short,
     whole_core_costs,
 )
 from homenode.plan.request import GuestRequest
 from homenode.plan.search.attempt import Attempt
-from homenode.plan.search.devices import distance_matrix
+from homenode.plan.search.devices import build_distance_matrix
 from homenode.plan.search.ladder import MemoryRule, check_layout, list_fallbacks
 from homenode.plan.search.problem import PlacementSearch
 from homenode.plan.search.rejections import (
-    host_core,
+    judge_host_core,
+    judge_single_nodes,
+    judge_whole_host,
+    list_unusable_nodes,
     make_error,
-    single_nodes,
-    unusable_nodes,
-    whole_host,
 )
 from homenode.plan.search.solve import may_be_nearer
 from homenode.plan.search.supply import free_cpus
@@ -52,7 +52,7 @@ def search_for(host: Host, request: GuestRequest) -> PlacementSearch:
         request=request,
         allocations=allocations,
         options=device_options(host, request, allocations),
-        distances=distance_matrix(host),
+        distances=build_distance_matrix(host),
         free=(free, with_service),
     )
 
@@ -110,7 +110,7 @@ def _cores_or_siblings(host: Host, request: GuestRequest, *, brief: bool) -> Pla
         raise refusal
     if brief:
         return placement
-    weighed = document_siblings(host, request, placement, other, costs)
+    weighed = check_document_siblings(host, request, placement, other, costs)
     return replace(placement, findings=(*placement.findings, *weighed))
 
 
@@ -147,7 +147,7 @@ class _LadderSearch:
     def __init__(self, search: PlacementSearch, *, brief: bool) -> None:
         self.search, self.brief = search, brief
         self.host, self.request = search.host, search.request
-        self.rejections = list(unusable_nodes(self.host, self.request))
+        self.rejections = list(list_unusable_nodes(self.host, self.request))
         self.misses: list[tuple[Attempt, Rejection]] = []
         self.is_sure = True
 
@@ -164,7 +164,7 @@ class _LadderSearch:
             if supply in too_few or (refused_keys and attempt.problem.key() in refused_keys):
                 continue
             if attempt.takes_host_core:
-                self.rejections.append(host_core(attempt))
+                self.rejections.append(judge_host_core(attempt))
                 continue
             self.is_sure &= attempt.knows_refusal
             if attempt.solution is None:
@@ -185,14 +185,14 @@ class _LadderSearch:
         """Record the rejections of single nodes, if the VM spans several of few nodes."""
         is_one, nodes = len(attempt.best.split) == 1, attempt.problem.supplies
         if not (self.brief or is_one) and len(nodes) <= MAX_REFUSED_NODES:
-            self.rejections += single_nodes(attempt)
+            self.rejections += judge_single_nodes(attempt)
 
     def _record_miss(self, attempt: Attempt) -> None:
         if self.brief:
             return
         if all(attempt.cores != rejection.cores for rejection, _ in self.misses):
-            self.rejections += single_nodes(attempt)
-        host_rejection = whole_host(attempt)
+            self.rejections += judge_single_nodes(attempt)
+        host_rejection = judge_whole_host(attempt)
         self.misses.append((attempt, host_rejection))
         is_said = any(
             (rejection.constraint, rejection.nodes)

@@ -16,10 +16,10 @@ from homenode.plan.devices.options import DeviceOptions, GpuChoice
 from homenode.plan.memory import (
     NodeMemory,
     cell_pages_wanted,
-    device_pages,
-    node_memory,
-    overhead_bytes,
-    page_size_bytes,
+    compute_overhead,
+    count_node_memory,
+    get_page_size,
+    list_device_pages,
 )
 from homenode.plan.placement import Cost, order
 from homenode.plan.request import GuestRequest
@@ -318,7 +318,7 @@ class PlacementSearch(Struct, frozen=True, kw_only=True, dict=True):
     def _memory(self) -> Callable[[bool], dict[NodeIndex, NodeMemory]]:
         """Return the supply of each node, including memory that the host keeps."""
         host, request = self.host, self.request
-        return cache(lambda keeps: node_memory(host, request, keeps_reserve=keeps))
+        return cache(lambda keeps: count_node_memory(host, request, keeps_reserve=keeps))
 
     def free_on(self, fallback: Fallback) -> FreeCpus:
         return self.free[not fallback.keeps_core]
@@ -345,8 +345,8 @@ class PlacementSearch(Struct, frozen=True, kw_only=True, dict=True):
             and not (fallback.grouping.counts_pus or fallback.idle_siblings(request)),
             shares=fallback.shares,
         )
-        page_bytes, memory = page_size_bytes(request), self.memory_on(fallback)
-        pages, devices = cell_pages_wanted(request), device_pages(request)
+        page_bytes, memory = get_page_size(request), self.memory_on(fallback)
+        pages, devices = cell_pages_wanted(request), list_device_pages(request)
         by_cell = (
             fallback.memory is not MemoryRule.ELSEWHERE
             and request.layout.cells is GuestCells.HOST
@@ -355,7 +355,7 @@ class PlacementSearch(Struct, frozen=True, kw_only=True, dict=True):
         if not by_cell:
             pages += sum(pages for _, pages in devices)
         if fallback.keeps_memory and request.page_bytes is None:
-            pages += -(-overhead_bytes(request) // page_bytes)
+            pages += -(-compute_overhead(request) // page_bytes)
         return SearchProblem(
             pack=request.options.balance is Balance.PACK
             or (request.options.balance is None and options.has_gpus),

@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from homenode.cpuset import CpuSet, NodeIndex
 from homenode.findings import Rejection
 from homenode.machine.topology import CoreKind, Host, MemoryKind
-from homenode.plan.memory import format_memory, overhead_bytes, page_size_bytes
+from homenode.plan.memory import compute_overhead, format_memory, get_page_size
 from homenode.plan.request import GuestRequest
 from homenode.plan.search.attempt import Attempt
 from homenode.plan.search.ladder import Fallback
@@ -25,7 +25,7 @@ from homenode.vm.plan import Unplannable
 from homenode.vm.plan_options import DeviceLocality
 
 
-def unusable_nodes(host: Host, request: GuestRequest) -> Iterator[Rejection]:
+def list_unusable_nodes(host: Host, request: GuestRequest) -> Iterator[Rejection]:
     """Yield rejections of nodes and CPUs that can never run a vCPU, one per reason."""
     homeless = host.online_pus - CpuSet.union(node.pus for node in host.nodes)
     if homeless:
@@ -51,10 +51,10 @@ def unusable_nodes(host: Host, request: GuestRequest) -> Iterator[Rejection]:
         )
 
 
-def single_nodes(attempt: Attempt) -> Iterator[Rejection]:
+def judge_single_nodes(attempt: Attempt) -> Iterator[Rejection]:
     """Yield a rejection for each single node that does not suffice."""
     problem, request = attempt.problem, attempt.request
-    page = page_size_bytes(request)
+    page = get_page_size(request)
     pages = problem.pages or problem.pages_together
     for supply, memory in zip(problem.supplies, problem.memory, strict=True):
         indices = (supply.cores.index,)
@@ -62,19 +62,19 @@ def single_nodes(attempt: Attempt) -> Iterator[Rejection]:
             needs = _format_groups(attempt.fallback, problem.groups)
             text = _format_owners(attempt, supply)
             detail = f"{needs} needed, {supply.groups} free"
-            yield _cores_rejection(attempt, indices, f"{detail}; {text}" if text else detail)
+            yield _make_cores_rejection(attempt, indices, f"{detail}; {text}" if text else detail)
         elif memory.pages is not None and memory.pages < pages:
             kind = "" if request.page_bytes is None else f" in pages of {format_bytes(page)}"
             needs = f"{format_bytes(pages * page)}{kind}"
             memory_detail = f"{needs} needed, {format_bytes(memory.pages * page)} free"
-            yield _memory_rejection(attempt, indices, memory_detail)
+            yield _make_memory_rejection(attempt, indices, memory_detail)
 
 
-def _cores_rejection(attempt: Attempt, nodes: tuple[NodeIndex, ...], detail: str) -> Rejection:
+def _make_cores_rejection(attempt: Attempt, nodes: tuple[NodeIndex, ...], detail: str) -> Rejection:
     return Rejection("pus" if attempt.fallback.grouping.counts_pus else "cores", nodes, detail)
 
 
-def _memory_rejection(
+def _make_memory_rejection(
     attempt: Attempt, nodes: tuple[NodeIndex, ...], detail: str, hint: str | None = None
 ) -> Rejection:
     constraint = "memory" if attempt.request.page_bytes is None else "pages"
@@ -93,7 +93,7 @@ def _find_unused_memory(host: Host, request: GuestRequest) -> tuple[NodeIndex, .
     )
 
 
-def whole_host(attempt: Attempt) -> Rejection:
+def judge_whole_host(attempt: Attempt) -> Rejection:
     """Return why no set of nodes suffices: too few cores in all, too little memory, too few nodes,
     or nodes that cannot reach each other."""
     # Long because it tries each constraint once, in the order in which a user would lift them.
@@ -113,14 +113,14 @@ def whole_host(attempt: Attempt) -> Rejection:
     total = sum(supply.groups for supply in problem.supplies)
     if total < problem.groups:
         needs = _format_groups(attempt.fallback, problem.groups)
-        return _cores_rejection(attempt, indices, f"{needs} needed, {total} free")
+        return _make_cores_rejection(attempt, indices, f"{needs} needed, {total} free")
     free_text = _free_memory(attempt)
     if free_text is not None:
-        extra = overhead_bytes(request) if attempt.fallback.keeps_memory else 0
+        extra = compute_overhead(request) if attempt.fallback.keeps_memory else 0
         memory_nodes = _find_unused_memory(attempt.host, request)[:4]
         options = " ".join(f"--allow-memory-node {node}" for node in memory_nodes)
         overhead = f" + {format_bytes(extra)} for QEMU and page tables" if extra else ""
-        return _memory_rejection(
+        return _make_memory_rejection(
             attempt,
             indices,
             f"{memory}{overhead} needed, {free_text} free",
@@ -147,7 +147,7 @@ def whole_host(attempt: Attempt) -> Rejection:
             f"--device-locality {DeviceLocality.PREFER}, other GPUs or fewer vCPUs",
         )
     if problem.device_pages:
-        return _memory_rejection(
+        return _make_memory_rejection(
             attempt,
             indices,
             f"{memory} needed, and no node has space for both the share and the memory devices "
@@ -159,7 +159,7 @@ def whole_host(attempt: Attempt) -> Rejection:
         elsewhere = ", or use --layout pin-bound: memory of other nodes helps there"
     capacity = sum(problem.capacities)
     if capacity < problem.groups:
-        return _memory_rejection(
+        return _make_memory_rejection(
             attempt,
             indices,
             f"{memory} needed; {capacity} of {problem.groups} cores have their share on their node",
@@ -170,7 +170,7 @@ def whole_host(attempt: Attempt) -> Rejection:
             "distance", indices, "the nodes with space cannot reach each other (distance 255)"
         )
     number = min(allowed_count, problem.groups)
-    return _memory_rejection(
+    return _make_memory_rejection(
         attempt,
         indices,
         f"each node gets a core of the VM: {plural(number, 'node')} do not hold {memory}",
@@ -180,7 +180,7 @@ def whole_host(attempt: Attempt) -> Rejection:
 
 def _change_memory(attempt: Attempt, memory_bytes: int) -> SearchProblem:
     """Return the problem of the same VM with another memory size."""
-    problem, page = attempt.problem, page_size_bytes(attempt.request)
+    problem, page = attempt.problem, get_page_size(attempt.request)
     for name in ("pages", "pages_together", "pages_anywhere"):
         if pages := getattr(problem, name):
             saved_pages = (attempt.request.memory_bytes - memory_bytes) // page
@@ -208,10 +208,10 @@ def _free_memory(attempt: Attempt) -> str | None:
     needed_pages += sum(pages for _, pages in problem.device_pages)
     if len(pages_by_node) < len(page_counts) or sum(pages_by_node) >= needed_pages:
         return None
-    return format_bytes(sum(pages_by_node) * page_size_bytes(attempt.request))
+    return format_bytes(sum(pages_by_node) * get_page_size(attempt.request))
 
 
-def host_core(attempt: Attempt) -> Rejection:
+def judge_host_core(attempt: Attempt) -> Rejection:
     """Return the rejection for a host that would keep no core."""
     return Rejection(
         "host-core",
@@ -221,7 +221,7 @@ def host_core(attempt: Attempt) -> Rejection:
     )
 
 
-def _most_vcpus(attempt: Attempt, problem: SearchProblem) -> int:
+def _find_most_vcpus(attempt: Attempt, problem: SearchProblem) -> int:
     """Return the largest number of vCPUs below the request that fits on the fallback; 0 = none."""
 
     def do(groups: int) -> bool:
@@ -253,11 +253,11 @@ def make_error(
         )
         shown = miss
         problem, also = first.problem, ""
-        if miss.hint is None and not (count := _most_vcpus(first, problem)):
+        if miss.hint is None and not (count := _find_most_vcpus(first, problem)):
             problem = replace(
                 _change_memory(first, min(GIB, request.memory_bytes)), device_pages=()
             )
-            count, also = _most_vcpus(first, problem), " and less memory"
+            count, also = _find_most_vcpus(first, problem), " and less memory"
         if miss.hint is None and count:
             with_siblings = " --keep-vcpus" if request.keep_vcpus else ""
             shown = replace(miss, hint=f"--vcpus {count}{with_siblings}{also}")

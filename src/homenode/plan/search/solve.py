@@ -21,7 +21,7 @@ from homenode.plan.placement import Cost
 from homenode.plan.search.gpu_choice import NearestChoice, NearestGpus
 from homenode.plan.search.node_sets import Bounded, NodeSets
 from homenode.plan.search.problem import SearchProblem, Split
-from homenode.plan.search.split import least_split
+from homenode.plan.search.split import find_least_split
 from homenode.plan.search.supply import GroupRange
 
 MAX_RUNNERS_UP = 3
@@ -308,7 +308,7 @@ class _Search:
         candidates = []
         for (distance, _, _, ranges), gpus in zip(choices, chosen_gpus, strict=True):
             if gpus.sets_lost == fewest:
-                split, is_exact = least_split(problem, positions, ranges)
+                split, is_exact = find_least_split(problem, positions, ranges)
                 self.exact &= is_exact
                 lost = gpus._replace(sets_lost=gpus.sets_lost + self._gpu_nodes(nodes))
                 cost = problem.cost(split, lost, nearness, distance)

@@ -8,14 +8,14 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice, pairwise
 
 from homenode.plan.search.problem import SearchProblem, Split
-from homenode.plan.search.supply import GroupRange, even_split
+from homenode.plan.search.supply import GroupRange, split_evenly
 from homenode.vm.model import VmCell
 
 MAX_ASSIGNMENTS = 5_040  # of cells to nodes: seven different cells on seven nodes
 MAX_SUMS = 60_000  # compared for one split; beyond that the even split is used
 
 
-def least_split(
+def find_least_split(
     problem: SearchProblem, nodes: Sequence[int], ranges: Sequence[GroupRange]
 ) -> tuple[Split, bool]:
     """Return (the split of least cost within these ranges, whether all were compared).
@@ -24,7 +24,7 @@ def least_split(
     the split with larger parts on lower nodes.
     """
     spread = problem.groups - sum([bounds.lowest for bounds in ranges])
-    even = even_split(ranges, problem.groups)
+    even = split_evenly(ranges, problem.groups)
     if not spread or sum(bounds.highest > bounds.lowest for bounds in ranges) < 2:
         return tuple(zip(nodes, even, strict=True)), True
     least = _sum_costs(problem, nodes, [bounds.lowest for bounds in ranges])
@@ -33,10 +33,10 @@ def least_split(
     choices = [range(bounds.lowest, bounds.highest + 1, bounds.step) for bounds in ranges]
     if sum(map(len, choices)) * (spread + 1) > MAX_SUMS:
         return tuple(zip(nodes, even, strict=True)), False
-    return tuple(zip(nodes, _cheapest_split(problem, nodes, choices), strict=True)), True
+    return tuple(zip(nodes, _find_cheapest_split(problem, nodes, choices), strict=True)), True
 
 
-def _cheapest_split(
+def _find_cheapest_split(
     problem: SearchProblem, nodes: Sequence[int], choices: Sequence[Sequence[int]]
 ) -> tuple[int, ...]:
     """Return the groups of each node that sum to the VM's groups at the least cost; each node gets
@@ -153,12 +153,12 @@ def _can_differ(options: Sequence[list[int]]) -> bool:
     return all(take(i, set()) for i in range(len(options)))
 
 
-def pages_within(total: int, weights: Sequence[int], space: Sequence[int]) -> tuple[int, ...]:
+def split_pages(total: int, weights: Sequence[int], space: Sequence[int]) -> tuple[int, ...]:
     """Return the pages of each cell: by weight, within its room, and at least one.
 
-    >>> pages_within(36, (10, 10), (6, 30)), pages_within(7, (4, 4), (4, 3))
+    >>> split_pages(36, (10, 10), (6, 30)), split_pages(7, (4, 4), (4, 3))
     ((6, 30), (4, 3))
-    >>> pages_within(4, (1, 1), (2, 2))
+    >>> split_pages(4, (1, 1), (2, 2))
     (2, 2)
     """
     shares = [1] * len(weights)

@@ -91,14 +91,14 @@ def free_cpus(
             )
             cores_of_node[node_index].append((free, shape))
     nodes = tuple(
-        _node_cores(position, node, cores_of_node[node.index])
+        _build_node_cores(position, node, cores_of_node[node.index])
         for position, node in enumerate(host.nodes)
         if node.pus
     )
     return FreeCpus(CpuSet.from_bits(open_pus), host.isolated_pus, nodes, cores_without_vcpus)
 
 
-def _node_cores(position: int, node: NumaNode, cores: list[FreeCore]) -> NodeCores:
+def _build_node_cores(position: int, node: NumaNode, cores: list[FreeCore]) -> NodeCores:
     shapes = Counter([shape for _, shape in cores])
     return NodeCores(position, node.index, node.pus, tuple(cores), tuple(shapes.items()))
 
@@ -194,7 +194,7 @@ class Part(NamedTuple):
                     drawn_counts[tier.rank, llc] = per_llc
                 break
             if tier.rank[0] >= _SECOND:
-                parts = even_split([GroupRange(0, groups) for _, groups, _ in tier.llcs], missing)
+                parts = split_evenly([GroupRange(0, groups) for _, groups, _ in tier.llcs], missing)
                 for (llc, _, _), groups in zip(tier.llcs, parts, strict=True):
                     drawn_counts[tier.rank, llc] = groups
                 break
@@ -413,10 +413,10 @@ def fill_level(least: Sequence[int], limits: Sequence[int], total: int, step: in
     return levels[bisect_right(levels, total, key=total_at) - 1]
 
 
-def even_split(ranges: Sequence[GroupRange], total: int) -> tuple[int, ...]:
+def split_evenly(ranges: Sequence[GroupRange], total: int) -> tuple[int, ...]:
     """Return the most even split: all filled to one level as far as they go, extras on the first.
 
-    >>> even_split([GroupRange(0, 8), GroupRange(0, 1), GroupRange(0, 8)], 8)
+    >>> split_evenly([GroupRange(0, 8), GroupRange(0, 1), GroupRange(0, 8)], 8)
     (4, 1, 3)
     """
     least, limits = [bounds.lowest for bounds in ranges], [bounds.highest for bounds in ranges]

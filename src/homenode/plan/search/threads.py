@@ -59,7 +59,7 @@ def place_on_vcpus(vcpu_pus: CpuSet, iothreads: int) -> ThreadCpus:
     return ThreadCpus(vcpu_pus, (vcpu_pus,) * iothreads)
 
 
-def thread_places(
+def place_threads(
     free: FreeCpus, node_order: Sequence[int], node_count: int, request: ThreadRequest
 ) -> ThreadCpus:
     """Return places next to the vCPUs. node_order: positions in free.nodes, the nearest to the
@@ -78,12 +78,12 @@ def thread_places(
             or None
         )
         if emulator is None:
-            emulator, findings = _next_to_vcpus(free, nodes, request.vcpu_pus)
+            emulator, findings = _choose_next_to_vcpus(free, nodes, request.vcpu_pus)
     if emulator is not None and request.on_every_node:
         findings = (*findings, *_off_nodes(free, emulator, nodes))
     if emulator is None or not request.iothreads:  # not pinned: no core is left for IOThreads
         return ThreadCpus(emulator, (), findings)
-    spare = chain(*spare_of_node.values(), _far_cores(free, far_nodes, request.vcpu_pus))
+    spare = chain(*spare_of_node.values(), _list_far_cores(free, far_nodes, request.vcpu_pus))
     cores = list(islice((pus for pus in spare if not pus & emulator.bits), request.iothreads))
     # The first CPU of every core before the second of any.
     turns = range(max((pus.bit_count() for pus in cores), default=0))
@@ -155,7 +155,7 @@ def _off_nodes(free: FreeCpus, emulator: CpuSet, nodes: Sequence[int]) -> tuple[
     )
 
 
-def _next_to_vcpus(
+def _choose_next_to_vcpus(
     free: FreeCpus, nodes: Sequence[int], vcpu_pus: CpuSet
 ) -> tuple[CpuSet | None, tuple[Finding, ...]]:
     siblings = _free_siblings(free, nodes, vcpu_pus)
@@ -179,7 +179,7 @@ def _own_spare_cores(
     return {node: _spare_cores(free, node, vcpu_pus, mine) for node in nodes}
 
 
-def _far_cores(free: FreeCpus, nodes: Sequence[int], vcpu_pus: CpuSet) -> Iterator[int]:
+def _list_far_cores(free: FreeCpus, nodes: Sequence[int], vcpu_pus: CpuSet) -> Iterator[int]:
     """Yield spare cores of other nodes."""
     for node in nodes:
         yield from _spare_cores(free, node, vcpu_pus, frozenset())

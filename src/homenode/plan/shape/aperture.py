@@ -14,7 +14,7 @@ from homenode.findings import Finding, Gap, Severity, finding
 from homenode.machine.pci import PciDevice
 from homenode.machine.settings import HostSettings
 from homenode.plan.request import GuestRequest
-from homenode.text import first_few
+from homenode.text import shorten_list
 from homenode.units import GIB, KIB, MIB, format_bytes
 from homenode.vm.layout import GuestPcie
 from homenode.vm.model import Vm
@@ -73,10 +73,10 @@ def choose_aperture(
         gaps.append(
             Gap(
                 WINDOW,
-                f"BAR sizes of {first_few(unknown, 4)} are unknown, so they do not count",
+                f"BAR sizes of {shorten_list(unknown, 4)} are unknown, so they do not count",
             )
         )
-    window = prefetchable_window_bytes(passed_devices)
+    window = compute_window_bytes(passed_devices)
     bars = sum(
         bar.size_bytes
         for device in passed_devices
@@ -101,13 +101,13 @@ def choose_aperture(
         has_ovmf = guest.firmware is not None and guest.firmware.lower() != "bios"
         if window > DEFAULT_WINDOW_BYTES and has_ovmf:
             firmware = window // MIB
-        bits = _address_bits(guest, request.memory_bytes, window, settings, gaps)
+        bits = _compute_address_bits(guest, request.memory_bytes, window, settings, gaps)
     elif guest.architecture == "x86_64" and (
-        needed_bits := _address_bits(guest, request.memory_bytes, window, settings, [])
+        needed_bits := _compute_address_bits(guest, request.memory_bytes, window, settings, [])
     ):
         findings = (_small_address(guest, window, needed_bits),)
     elif guest.architecture == "x86_64" and not has_space and not guest.has_qemu_commandline:
-        findings = (_small_window(guest, window),)
+        findings = (_report_small_window(guest, window),)
     elif is_ours and guest.architecture == "aarch64" and window > VIRT_WINDOW_BYTES:
         findings = (
             finding(
@@ -130,7 +130,7 @@ def _small_address(guest: Vm, window: int, needed_bits: int) -> Finding:
     )
 
 
-def _small_window(guest: Vm, window: int) -> Finding:
+def _report_small_window(guest: Vm, window: int) -> Finding:
     """Return a finding if the definition has these devices, but no known space for them. Firmware
     of 2023 sizes its window by the address bits, if it sees the host's."""
     has = format_bytes(max(DEFAULT_WINDOW_BYTES, guest.pcihole64_bytes or 0))
@@ -147,7 +147,7 @@ def _small_window(guest: Vm, window: int) -> Finding:
     )
 
 
-def prefetchable_window_bytes(devices: Iterable[PciDevice]) -> int:
+def compute_window_bytes(devices: Iterable[PciDevice]) -> int:
     """Return the window for these functions' 64-bit prefetchable BARs, a power of two or 0. A
     port's window starts at a multiple of its largest BAR, so each device is rounded up to that."""
     total = 0
@@ -163,7 +163,7 @@ def prefetchable_window_bytes(devices: Iterable[PciDevice]) -> int:
     return _power_of_two(total) if total else 0
 
 
-def _address_bits(
+def _compute_address_bits(
     guest: Vm, memory_bytes: int, window: int, settings: HostSettings, gaps: list[Gap]
 ) -> int | None:
     """Return the bits for <maxphysaddr>; None if the guest has enough."""

@@ -13,25 +13,25 @@ from homenode.errors import InputError, UsageError
 from homenode.findings import Finding, finding
 from homenode.machine.pci import PciDevice
 from homenode.machine.topology import Host
-from homenode.plan.allocations import uuid_of_device
+from homenode.plan.allocations import find_device_uuid
 from homenode.plan.placement import Placement
 from homenode.plan.request import GuestRequest
 from homenode.plan.shape.aperture import ApertureChoice, choose_aperture
-from homenode.plan.shape.caches import find_shared_llcs, guest_cache
+from homenode.plan.shape.caches import choose_guest_cache, find_shared_llcs
 from homenode.plan.shape.consequences import list_consequences
 from homenode.plan.shape.guest_numa import (
     bind_cell,
-    device_bytes_of_cells,
-    guest_memory,
-    initiator_cells,
+    build_initiator_cells,
     merge_devices,
+    split_device_bytes,
+    split_guest_memory,
 )
 from homenode.plan.shape.guest_topology import (
+    build_guest_topology,
     check_online_vcpus,
     choose_numbering,
-    guest_topology,
+    list_offline_vcpus,
     may_share_sockets,
-    offline_vcpus,
 )
 from homenode.plan.shape.pcie import MirroredPcie, PcieDefinition, mirror_pcie
 from homenode.text import plural
@@ -65,26 +65,26 @@ def assemble(host: Host | None, request: GuestRequest, placement: Placement) -> 
         request, placement, may_share_sockets=may_share_sockets(host, request)
     )
     placement = numbers.placement
-    memory = guest_memory(host, request, placement, numbers.cells)
+    memory = split_guest_memory(host, request, placement, numbers.cells)
     cells = memory.cells
     vcpus = sum(len(cell.vcpus) for cell in cells)
-    offline = offline_vcpus(request, vcpus)
+    offline = list_offline_vcpus(request, vcpus)
 
     llcs = find_shared_llcs(host, placement.vcpu_pins) if placement.vcpu_pins else None
     is_x86 = request.guest.architecture == "x86_64"
-    topology, topology_findings = guest_topology(
+    topology, topology_findings = build_guest_topology(
         host,
         request,
         numbers,
         llc_vcpus=llcs.run_vcpus if llcs is not None and is_x86 else 0,
-        package_vcpus=_package_vcpus(host, placement),
+        package_vcpus=_count_package_vcpus(host, placement),
         shares_llc=llcs is not None and llcs.cross(numbers.cells),
     )
-    cache = guest_cache(host, request, placement, topology, llcs)
+    cache = choose_guest_cache(host, request, placement, topology, llcs)
 
     by_bdf = {} if host is None else host.device_at
     pcie = _mirror_pcie(host, request, placement)
-    initiators = initiator_cells(host, request, placement, cells)
+    initiators = build_initiator_cells(host, request, placement, cells)
     devices = tuple(
         structs.replace(device, initiator_cells=initiators.cells_of_gpu.get(device.bdf, CpuSet()))
         for device in _list_devices(host, request, placement, cells, by_bdf, pcie)
@@ -212,11 +212,11 @@ def _list_devices(
     before = {hostdev.bdf: hostdev.address for hostdev in request.guest.hostdevs}
     if pcie is None:
         address_of: dict[Bdf, GuestAddress] = {}
-        cell_of = _cells_stated(request, len(cells))
-        group_of = _groups_stated(before)
+        cell_of = _find_stated_cells(request, len(cells))
+        group_of = _find_stated_groups(before)
     else:
         address_of, cell_of, group_of = pcie.address_of, pcie.cell_of, pcie.group_of
-    local = _memory_of_node(request, placement, cells)
+    local = _sum_node_memory(request, placement, cells)
     total_bytes = request.memory_bytes + request.guest.memory_device_bytes
     planned_hostdevs: list[GuestHostdev] = []
     for bdf in placement.devices:
@@ -232,14 +232,14 @@ def _list_devices(
                 local_memory_ratio=(
                     None if node is None or local is None else local.get(node, 0) / total_bytes
                 ),
-                uuid=uuid_of_device(host, request, bdf),
+                uuid=find_device_uuid(host, request, bdf),
                 managed=not any(part.profile for part in list_parts(by_bdf, bdf)),
             )
         )
     return tuple(planned_hostdevs)
 
 
-def _cells_stated(request: GuestRequest, cells: int) -> dict[Bdf, GuestCellId]:
+def _find_stated_cells(request: GuestRequest, cells: int) -> dict[Bdf, GuestCellId]:
     """Return cells on whose expander buses the definition has devices already."""
     if request.layout.cells is GuestCells.SINGLE:
         return {}
@@ -253,7 +253,7 @@ def _cells_stated(request: GuestRequest, cells: int) -> dict[Bdf, GuestCellId]:
     return cell_of_device
 
 
-def _groups_stated(before: dict[Bdf, GuestAddress | None]) -> dict[Bdf, Bdf]:
+def _find_stated_groups(before: dict[Bdf, GuestAddress | None]) -> dict[Bdf, Bdf]:
     """Return functions of one host device that the definition has in one guest slot."""
     first: dict[tuple[int, ...], Bdf] = {}
     groups: dict[Bdf, Bdf] = {}
@@ -265,14 +265,14 @@ def _groups_stated(before: dict[Bdf, GuestAddress | None]) -> dict[Bdf, Bdf]:
     return groups
 
 
-def _memory_of_node(
+def _sum_node_memory(
     request: GuestRequest, placement: Placement, cells: tuple[VmCell, ...]
 ) -> dict[NodeIndex, int] | None:
     """Return the guest's bytes on each host node; None if the kernel decides."""
     if not placement.memory_nodes:
         return None
     total: dict[NodeIndex, int] = {}
-    devices = device_bytes_of_cells(request.guest, request.layout, len(cells))
+    devices = split_device_bytes(request.guest, request.layout, len(cells))
     for cell, device_bytes in zip(cells, devices, strict=True):
         total_bytes = cell.memory_bytes + device_bytes
         if len(cell.host_nodes) == 1:
@@ -355,7 +355,7 @@ def _check_shared_cores(
     )
 
 
-def _package_vcpus(host: Host | None, placement: Placement) -> tuple[int, ...]:
+def _count_package_vcpus(host: Host | None, placement: Placement) -> tuple[int, ...]:
     """Return the vCPUs on each host package, in vCPU order; () if not consecutive."""
     packages = [
         next((p.index for p in (host.packages if host else ()) if pins and pins <= p.pus), None)

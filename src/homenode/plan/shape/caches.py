@@ -144,12 +144,12 @@ def guest_l3_groups(
             return _group_vcpus(topology, lambda vcpu: vcpu // per_socket)
         threads = host_threads if is_passed and host_threads else per_die
         bits = _count_bits(threads) if cpu.llc_bits is None else cpu.llc_bits
-        return _group_vcpus(topology, lambda vcpu: _apic_id(topology, vcpu) >> bits)
+        return _group_vcpus(topology, lambda vcpu: _compute_apic_id(topology, vcpu) >> bits)
     if is_passed and host_threads is not None:
         if 1 << _count_bits(host_threads) > per_socket:
             return _group_vcpus(topology, lambda vcpu: vcpu // per_socket)
         return _group_vcpus(
-            topology, lambda vcpu: _apic_id(topology, vcpu) >> _count_bits(host_threads)
+            topology, lambda vcpu: _compute_apic_id(topology, vcpu) >> _count_bits(host_threads)
         )
     return _group_vcpus(topology, lambda vcpu: vcpu // per_die)
 
@@ -166,7 +166,7 @@ def read_cache(guest: Vm) -> GuestCache:
     return cache_of_name.get(guest.cpu_cache or "", GuestCache.EMULATED)
 
 
-def guest_cache(
+def choose_guest_cache(
     host: Host | None,
     request: GuestRequest,
     placement: Placement,
@@ -188,7 +188,7 @@ def guest_cache(
     if host is None or not is_x86 or not pins:
         return CacheChoice(None, topoext_needed)
     shape = topology or read_topology(guest, len(pins))
-    threads = llc_threads(host, llcs)
+    threads = count_llc_threads(host, llcs)
     if topology is None:
         llcs_before = guest_l3_groups(read_cache(guest), shape, guest_cpu(host, guest), threads)
         if llcs_before == () or (llcs is not None and llcs_before == llcs.groups):
@@ -204,7 +204,7 @@ def guest_cache(
     )
 
 
-def llc_threads(host: Host, shared_llcs: SharedLlcs | None) -> int | None:
+def count_llc_threads(host: Host, shared_llcs: SharedLlcs | None) -> int | None:
     """Return the CPUs of each LLC under the vCPUs; None if they differ or are unknown."""
     used = () if shared_llcs is None else shared_llcs.llcs
     sizes = {len(llc.pus) for llc in host.llcs if llc.index in used}
@@ -248,7 +248,7 @@ def _count_bits(count: int) -> int:
     return (count - 1).bit_length()
 
 
-def _apic_id(topology: GuestTopology, vcpu: int) -> int:
+def _compute_apic_id(topology: GuestTopology, vcpu: int) -> int:
     """Return a vCPU's APIC id. Source: QEMU's include/hw/i386/topology.h."""
     apic_id, shift = 0, 0
     for count in (topology.threads, topology.cores, topology.dies):

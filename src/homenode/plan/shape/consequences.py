@@ -37,9 +37,9 @@ def list_consequences(
     sentences += _describe_topology(host, request, cells, vm.cpu_topology)
     if host is not None:
         before = {hostdev.bdf: hostdev.address for hostdev in guest.hostdevs}
-        sentences += _address_changes(host.device_at, before, vm.hostdevs)
+        sentences += _list_address_changes(host.device_at, before, vm.hostdevs)
         sentences += _describe_locality(host.device_at, vm.hostdevs)
-    empty = _empty_ports(vm.hostdevs, vm.controllers)
+    empty = _count_empty_ports(vm.hostdevs, vm.controllers)
     if empty:
         sentences.append(
             f"{plural(empty, 'empty PCIe port')} wait{'s' if empty == 1 else ''} for devices: the "
@@ -103,7 +103,7 @@ def _describe_topology(
     return sentences
 
 
-def _address_changes(
+def _list_address_changes(
     by_bdf: dict[Bdf, PciDevice],
     before: dict[Bdf, GuestAddress | None],
     devices: tuple[GuestHostdev, ...],
@@ -149,7 +149,7 @@ def _describe_locality(
     ]
 
 
-def _empty_ports(
+def _count_empty_ports(
     devices: tuple[GuestHostdev, ...], controllers: tuple[GuestPciController, ...]
 ) -> int:
     used = {device.address.bus for device in devices if device.address is not None}

@@ -27,7 +27,7 @@ from homenode.vm.plan import PageReservation
 from homenode.vm.plan_options import MemoryMode
 
 
-def device_bytes_of_cells(guest: Vm, layout: Layout, cells: int) -> tuple[int, ...]:
+def split_device_bytes(guest: Vm, layout: Layout, cells: int) -> tuple[int, ...]:
     """Return the bytes of memory devices in each cell, for devices on their cell's node. A device
     of a removed cell moves to cell 0, as in the rewritten definition."""
     bytes_of_cell = [0] * cells
@@ -37,7 +37,7 @@ def device_bytes_of_cells(guest: Vm, layout: Layout, cells: int) -> tuple[int, .
     return tuple(bytes_of_cell)
 
 
-def device_gaps(guest: Vm, layout: Layout) -> tuple[Gap, ...]:
+def list_device_gaps(guest: Vm, layout: Layout) -> tuple[Gap, ...]:
     """Return gaps for memory devices whose node a plan cannot name."""
     apart = sum(d.size_bytes for d in guest.memory_devices if not d.lies_with_cell(layout))
     if not apart:
@@ -75,7 +75,7 @@ class GuestMemory(Struct, frozen=True):
     gaps: tuple[Gap, ...]
 
 
-def guest_memory(
+def split_guest_memory(
     host: Host | None, request: GuestRequest, placement: Placement, vcpus: tuple[CpuSet, ...]
 ) -> GuestMemory:
     """Return the placement's cells, with the pages that each host node needs. vcpus: of each cell.
@@ -85,19 +85,19 @@ def guest_memory(
     counts = tuple(map(len, vcpus))
     if request.layout.cells is GuestCells.SINGLE:
         if page_bytes is not None:
-            memory_granule(request.memory_bytes, page_bytes)
+            choose_granule(request.memory_bytes, page_bytes)
         nodes = placement.memory_nodes or placement.nodes
         cells: tuple[VmCell, ...] = (
             VmCell(id=0, vcpus=vcpus[0], memory_bytes=request.memory_bytes, host_nodes=nodes),
         )
     else:
-        granule = memory_granule(request.memory_bytes, page_bytes)
+        granule = choose_granule(request.memory_bytes, page_bytes)
         if placement.cell_memory_bytes:
-            sizes = _given_memory(request, placement.cell_memory_bytes, granule, len(counts))
+            sizes = _read_given_memory(request, placement.cell_memory_bytes, granule, len(counts))
         else:
             sizes = split_memory(request.memory_bytes, granule, counts)
         distances = guest_distances(host, placement.nodes, gaps)
-        homes = memory_homes(host, placement)
+        homes = list_memory_homes(host, placement)
         cells = tuple(
             VmCell(
                 id=i,
@@ -109,7 +109,7 @@ def guest_memory(
             for i in range(len(counts))
         )
     reservations, findings = _reserve(host, request, placement, cells, page_bytes)
-    gaps += device_gaps(request.guest, request.layout)
+    gaps += list_device_gaps(request.guest, request.layout)
     return GuestMemory(cells, reservations, findings, tuple(gaps))
 
 
@@ -123,7 +123,7 @@ def bind_cell(
     return structs.replace(cell, nodes=nodes, mode=mode, page_bytes=page_bytes)
 
 
-def memory_granule(memory_bytes: int, page_bytes: int | None) -> int:
+def choose_granule(memory_bytes: int, page_bytes: int | None) -> int:
     """Return the granule of every cell's memory in bytes. Raises InputError with the nearest sizes
     if the memory is not a multiple of it."""
     if page_bytes is None:
@@ -155,11 +155,11 @@ def split_memory(memory_bytes: int, granule: int, vcpu_counts: tuple[int, ...]) 
     Raises InputError if there is not a granule for every cell.
     """
     pages = memory_bytes // granule
-    shares = _shares(pages, vcpu_counts)
+    shares = _split_shares(pages, vcpu_counts)
     if 0 in shares:
         # Enough memory gives even the smallest share a whole granule.
         enough = max(pages + 1, len(vcpu_counts))
-        while 0 in _shares(enough, vcpu_counts):
+        while 0 in _split_shares(enough, vcpu_counts):
             enough += 1
         raise InputError(
             f"memory of {format_bytes(memory_bytes)}: expected a page of {format_bytes(granule)} "
@@ -169,7 +169,7 @@ def split_memory(memory_bytes: int, granule: int, vcpu_counts: tuple[int, ...]) 
     return tuple(share * granule for share in shares)
 
 
-def _given_memory(
+def _read_given_memory(
     request: GuestRequest, sizes: tuple[int, ...], granule: int, cells: int
 ) -> tuple[int, ...]:
     """Return the sizes given for each cell, by placement or user: whole granules, exact in sum."""
@@ -193,7 +193,7 @@ def _given_memory(
     return sizes
 
 
-def _shares(pages: int, vcpu_counts: tuple[int, ...]) -> tuple[int, ...]:
+def _split_shares(pages: int, vcpu_counts: tuple[int, ...]) -> tuple[int, ...]:
     """Return the pages of each cell by largest remainder; a cell may get none."""
     total = sum(vcpu_counts)
     shares = [pages * count // total for count in vcpu_counts]
@@ -205,7 +205,7 @@ def _shares(pages: int, vcpu_counts: tuple[int, ...]) -> tuple[int, ...]:
     return tuple(shares)
 
 
-def memory_homes(host: Host | None, placement: Placement) -> tuple[tuple[NodeIndex, ...], ...]:
+def list_memory_homes(host: Host | None, placement: Placement) -> tuple[tuple[NodeIndex, ...], ...]:
     """Return the nodes of each cell's memory: its own node, then nearby nodes without CPUs. A node
     without memory is omitted if another node gives the memory."""
     homes = [[node] for node in placement.nodes]
@@ -272,7 +272,7 @@ def _reserve(
     }
     pages_of_node: dict[NodeIndex, int] = {}
     if request.layout.cells is GuestCells.HOST:
-        devices = device_bytes_of_cells(request.guest, request.layout, len(cells))
+        devices = split_device_bytes(request.guest, request.layout, len(cells))
         for cell, extra_bytes in zip(cells, devices, strict=True):
             unplaced = cell.memory_bytes // page_bytes + -(-extra_bytes // page_bytes)
             for node in cell.host_nodes:
@@ -285,7 +285,7 @@ def _reserve(
         # Over several nodes only the sum is certain; interleave takes them evenly, and an even
         # reservation serves strict and preferred as well.
         nodes = sorted(placement.memory_nodes)
-        extra_bytes = sum(device_bytes_of_cells(request.guest, request.layout, 1))
+        extra_bytes = sum(split_device_bytes(request.guest, request.layout, 1))
         total_pages = request.memory_bytes // page_bytes + -(-extra_bytes // page_bytes)
         pages, extra = divmod(total_pages, len(nodes))
         pages_of_node = {node: pages + (i < extra) for i, node in enumerate(nodes)}
@@ -334,7 +334,7 @@ def is_grace(device: PciDevice) -> bool:
     return device.vendor_id == NVIDIA and device.device_id in GRACE_GPUS
 
 
-def initiator_cells(
+def build_initiator_cells(
     host: Host | None,
     request: GuestRequest,
     placement: Placement,
@@ -351,12 +351,12 @@ def initiator_cells(
     shows = request.layout.pcie is GuestPcie.HOST
     if not nodes_of_gpu or not shows or not _can_give(host):
         return InitiatorCells(
-            cells, {}, (_missing_initiators(host, grace, nodes_of_gpu, shows=shows),)
+            cells, {}, (_report_missing_initiators(host, grace, nodes_of_gpu, shows=shows),)
         )
     gaps: list[Gap] = []
     grown, cells_of_gpu = add_initiator_cells(cells, placement.nodes, nodes_of_gpu, host, gaps)
     without = tuple(gpu for gpu in grace if gpu.bdf not in nodes_of_gpu)
-    findings = (_missing_initiators(host, without, {}, shows=shows),) if without else ()
+    findings = (_report_missing_initiators(host, without, {}, shows=shows),) if without else ()
     return InitiatorCells(grown, cells_of_gpu, findings, tuple(gaps))
 
 
@@ -368,7 +368,7 @@ def _can_give(host: Host) -> bool:
     return qemu is None or qemu >= QEMU_WITH_INITIATORS
 
 
-def _missing_initiators(
+def _report_missing_initiators(
     host: Host,
     gpus: Sequence[PciDevice],
     nodes_of_gpu: dict[Bdf, tuple[NodeIndex, ...]],

@@ -49,15 +49,15 @@ def choose_numbering(
 ) -> VcpuNumbering:
     """Return the numbering for a placement with its vCPUs cell by cell. may_share_sockets: sockets
     may hold parts of several cells. Raises InputError as cell_counts."""
-    counts = cell_counts(request, placement)
-    offline = offline_vcpus(request, sum(counts))
+    counts = count_cell_vcpus(request, placement)
+    offline = list_offline_vcpus(request, sum(counts))
     runs = _SocketAssignment(tuple(_list_runs(counts)), None)
     if not offline or not placement.vcpu_nodes:
         return VcpuNumbering(placement, runs.cells)
     ways = [
         _assign(counts, offline, size) for size in _list_sizes(counts, placement.threads_per_core)
     ]
-    way = _best_way((runs, *ways), counts, offline, may_share_sockets=may_share_sockets)
+    way = _choose_way((runs, *ways), counts, offline, may_share_sockets=may_share_sockets)
     order = [v for cell in way.cells for v in cell]
     at = sorted(range(len(order)), key=order.__getitem__)
     pins = placement.vcpu_pins
@@ -69,7 +69,7 @@ def choose_numbering(
     return VcpuNumbering(placement, way.cells, way.socket_vcpus)
 
 
-def cell_counts(request: GuestRequest, placement: Placement) -> tuple[int, ...]:
+def count_cell_vcpus(request: GuestRequest, placement: Placement) -> tuple[int, ...]:
     """Return the number of vCPUs of each guest cell, in cell order. A flat guest has one cell.
     Raises InputError if a cell has no vCPU, or its vCPUs are not consecutive."""
     total = len(placement.vcpu_nodes) or len(placement.vcpu_pins) or request.vcpus
@@ -95,7 +95,7 @@ def cell_counts(request: GuestRequest, placement: Placement) -> tuple[int, ...]:
     return counts
 
 
-def offline_vcpus(request: GuestRequest, vcpus: int) -> CpuSet:
+def list_offline_vcpus(request: GuestRequest, vcpus: int) -> CpuSet:
     """Return the vCPUs that are offline at the start; none if the vCPU count changes."""
     return request.guest.offline_vcpus if vcpus == request.guest.vcpus else CpuSet()
 
@@ -136,7 +136,7 @@ class _SocketAssignment(Struct, frozen=True):
         )
 
 
-def _best_way(
+def _choose_way(
     ways: Sequence[_SocketAssignment],
     counts: Sequence[int],
     offline: CpuSet,
@@ -220,7 +220,7 @@ def may_share_sockets(host: Host | None, request: GuestRequest) -> bool:
     return is_intel and request.guest.domain_type == "kvm"
 
 
-def guest_topology(
+def build_guest_topology(
     host: Host | None,
     request: GuestRequest,
     numbers: VcpuNumbering,
@@ -241,10 +241,10 @@ def guest_topology(
     counts = tuple(map(len, numbers.cells))
     findings: tuple[Finding, ...] = ()
     if request.layout.cells is GuestCells.SINGLE:
-        topology = _flat_topology(request, counts[0], threads, package_vcpus)
+        topology = _choose_flat_topology(request, counts[0], threads, package_vcpus)
     else:
         _check_threads(counts, threads)
-        sockets, findings = _sockets_of_cells(
+        sockets, findings = _count_cell_sockets(
             host, request, numbers, package_vcpus, shares_llc=shares_llc
         )
         topology = GuestTopology(sockets, 1, sum(counts) // sockets // threads, threads)
@@ -261,7 +261,7 @@ def _add_dies(topology: GuestTopology | None, llc_vcpus: int) -> GuestTopology |
     return topology._replace(dies=dies, cores=llc_vcpus // topology.threads)
 
 
-def _flat_topology(
+def _choose_flat_topology(
     request: GuestRequest,
     vcpus: int,
     threads: int,
@@ -303,7 +303,7 @@ def _check_threads(cell_vcpus: tuple[int, ...], threads: int) -> None:
             )
 
 
-def _sockets_of_cells(
+def _count_cell_sockets(
     host: Host | None,
     request: GuestRequest,
     numbers: VcpuNumbering,

@@ -28,12 +28,12 @@ from homenode.plan.placement import Placement
 from homenode.plan.request import GuestRequest
 from homenode.plan.shape.pcie_cells import (
     NearestCell,
-    cells_without_bus,
+    check_cell_buses,
     check_empty_ports,
+    check_switches,
+    find_nearest_cells,
     find_placeless_devices,
-    nearest_cells,
     report_nearest_cells,
-    slow_switches,
 )
 from homenode.vm.model import (
     EXPANDER,
@@ -101,7 +101,7 @@ def mirror_pcie(host: Host, request: GuestRequest, placement: Placement) -> Mirr
         placement.devices,
         cell_of_node,
         len(placement.nodes),
-        nearest_cells(host, placement.nodes),
+        find_nearest_cells(host, placement.nodes),
     )
 
 
@@ -132,10 +132,10 @@ def mirror_cells(
     guest, options = request.guest, request.options
     _reject_unfit(host.device_at, devices)
     granularity = options.pci_granularity or PciGranularity.CELL
-    groups = _device_groups(host, devices, cell_of_node, nearest, granularity)
+    groups = _group_devices(host, devices, cell_of_node, nearest, granularity)
     addresses = {hostdev.bdf: hostdev.address for hostdev in guest.hostdevs if hostdev.address}
     document = PcieDefinition(guest, cells, ())
-    kept_addresses = _kept_addresses(document, groups, addresses, granularity)
+    kept_addresses = _keep_addresses(document, groups, addresses, granularity)
     leaving = [
         addresses[bdf]
         for i, group in enumerate(groups)
@@ -176,8 +176,8 @@ def mirror_cells(
     findings = (
         *find_placeless_devices(host.device_at, devices, cell_of_node, address_of, cell_of),
         *report_nearest_cells(nearest_devices, nearest),
-        *slow_switches(controllers),
-        *cells_without_bus(cells, with_bus),
+        *check_switches(controllers),
+        *check_cell_buses(cells, with_bus),
         *check_empty_ports(request, controllers, address_of),
     )
     return MirroredPcie(controllers, address_of, cell_of, group_of, findings)
@@ -192,7 +192,7 @@ class DeviceGroup(Struct, frozen=True, kw_only=True):
     switch: Bdf | None  # upstream port of the mirrored host switch above it
 
 
-def _device_groups(
+def _group_devices(
     host: Host,
     devices: tuple[Bdf, ...],
     cell_of_node: Mapping[NodeIndex, int],
@@ -204,10 +204,10 @@ def _device_groups(
     cell_of = {node: place.cell for node, place in nearest.items()} | dict(cell_of_node)
     slots: dict[Bdf, list[PciDevice]] = {}
     placeable = [host.device_at[bdf] for bdf in devices if host.device_at[bdf].node in cell_of]
-    gpus = {_slot_key(gpu.bdf): gpu.bdf for gpu in placeable if gpu.kind is DeviceKind.GPU}
+    gpus = {_make_slot_key(gpu.bdf): gpu.bdf for gpu in placeable if gpu.kind is DeviceKind.GPU}
     for device in placeable:
         is_whole = device.physical_function is None
-        owner = gpus.get(_slot_key(device.bdf), device.bdf) if is_whole else device.bdf
+        owner = gpus.get(_make_slot_key(device.bdf), device.bdf) if is_whole else device.bdf
         slots.setdefault(owner, []).append(device)
     keyed_devices = []
     for members in slots.values():
@@ -231,11 +231,11 @@ def _device_groups(
     return [group for _, group in sorted(keyed_devices, key=lambda item: item[0])]
 
 
-def _slot_key(bdf: Bdf) -> tuple[int, int, int]:
+def _make_slot_key(bdf: Bdf) -> tuple[int, int, int]:
     return bdf.domain, bdf.bus, bdf.device
 
 
-def _kept_addresses(
+def _keep_addresses(
     document: "PcieDefinition",
     groups: Sequence[DeviceGroup],
     addresses: Mapping[Bdf, GuestAddress],
@@ -384,7 +384,7 @@ class _PcieBuild:
         foreign = [range(nr, nr + 1 + len(below[i])) for i, nr in bus_nrs.items() if i not in needs]
         mine = {i: bus_nrs[i] for i in ours if i in bus_nrs}
         for fixed_numbers, room in product((mine, {}), ROOM):
-            numbers = _bus_numbers(needs, fixed_numbers, foreign, room)
+            numbers = _assign_bus_numbers(needs, fixed_numbers, foreign, room)
             lowest = min(numbers.values(), default=BUS_COUNT)
             if lowest >= root_buses:
                 break
@@ -483,7 +483,7 @@ def _is_bus(controller: GuestPciController) -> bool:
     return controller.model == EXPANDER
 
 
-def _bus_numbers(
+def _assign_bus_numbers(
     needs: Mapping[int, int], fixed_numbers: Mapping[int, int], foreign: Sequence[range], room: int
 ) -> dict[int, int]:
     """Return the busNr of each expander bus: the highest free numbers, the last bus's the highest;
@@ -491,7 +491,7 @@ def _bus_numbers(
     not possible. foreign: numbers of other expander buses. room: maximum of spare numbers of each,
     so that later devices do not change numbers, on which names of a guest's NICs depend.
 
-    >>> _bus_numbers({2: 5, 3: 1}, {}, [range(200, 256)], 8)
+    >>> _assign_bus_numbers({2: 5, 3: 1}, {}, [range(200, 256)], 8)
     {3: 192, 2: 184}
     """
     size = {index: count + room - count % room for index, count in needs.items()}

@@ -23,7 +23,7 @@ class NearestCell(Struct, frozen=True):
     distance: int  # the host's SLIT
 
 
-def nearest_cells(host: Host, nodes: Sequence[NodeIndex]) -> dict[NodeIndex, NearestCell]:
+def find_nearest_cells(host: Host, nodes: Sequence[NodeIndex]) -> dict[NodeIndex, NearestCell]:
     """Map each host node without a cell to the nearest cell, the lowest among equals. nodes: host
     node of each cell. Empty if the host reports no distances."""
     indices = {node.index for node in host.nodes}
@@ -62,7 +62,7 @@ def report_nearest_cells(
     )
 
 
-def slow_switches(controllers: Sequence[GuestPciController]) -> tuple[Finding, ...]:
+def check_switches(controllers: Sequence[GuestPciController]) -> tuple[Finding, ...]:
     if all(port.model != PortModel.SWITCH_UPSTREAM for port in controllers):
         return ()
     return (
@@ -75,7 +75,7 @@ def slow_switches(controllers: Sequence[GuestPciController]) -> tuple[Finding, .
     )
 
 
-def cells_without_bus(cells: int, with_bus: Iterable[int]) -> tuple[Finding, ...]:
+def check_cell_buses(cells: int, with_bus: Iterable[int]) -> tuple[Finding, ...]:
     without = CpuSet(range(cells)) - CpuSet(with_bus)
     if not without:
         return ()

@@ -13,12 +13,12 @@ from homenode.show.bars import (
     Bar,
     BarGroup,
     build_bar_chart,
-    chart_scale,
+    choose_scale,
     format_range,
     format_short,
 )
 from homenode.show.report.machine import ReportedMachine
-from homenode.show.report.pictures import SeriesOf, metric_bars
+from homenode.show.report.pictures import SeriesOf, build_metric_bars
 from homenode.text import plural
 
 _TONES = {"better": "\u25b2 ", "worse": "\u25bc ", "mixed": "\u25b2\u25bc "}
@@ -108,7 +108,7 @@ def build_effects_table(machines: Sequence[ReportedMachine]) -> Table | None:
 
 def _column_unit(metric: Metric, series: Sequence[SeriesOf]) -> tuple[float, str]:
     values = [_find_value(entry, metric) for by_label in series for entry in by_label.values()]
-    return chart_scale(metric.unit, [value for value in values if value is not None])
+    return choose_scale(metric.unit, [value for value in values if value is not None])
 
 
 def _format_result(
@@ -222,14 +222,14 @@ def build_across_pictures(machines: Sequence[ReportedMachine]) -> Iterator[Pictu
         groups = [
             (machine, bars)
             for machine in machines
-            if len(bars := metric_bars(machine, metric)[0]) > 1 and _has_unit(machine, metric)
+            if len(bars := build_metric_bars(machine, metric)[0]) > 1 and _has_unit(machine, metric)
         ]
         if len(groups) < 2 or sum(len(bars) for _, bars in groups) > MAX_BARS:
             continue
         note = f"{metric.better}; against the machine's first layout"
         title = metric.title
         if metric.id == _COLLECTIVE:
-            groups.sort(key=lambda pair: len(_gpu_nodes(pair[0])) > 1)
+            groups.sort(key=lambda pair: len(_list_gpu_nodes(pair[0])) > 1)
             title += ": GPUs on one node, GPUs across nodes"
         bar_groups = [BarGroup(_group_name(machine, metric), bars) for machine, bars in groups]
         yield Picture(title, build_bar_chart(title, metric.unit, bar_groups), (note,))
@@ -270,13 +270,13 @@ def _has_unit(machine: ReportedMachine, metric: Metric) -> bool:
 def _group_name(machine: ReportedMachine, metric: Metric) -> str:
     if metric.id != _COLLECTIVE:
         return machine.name
-    nodes = _gpu_nodes(machine)
+    nodes = _list_gpu_nodes(machine)
     if not nodes:
         return f"{machine.name}, nodes of its GPUs unknown"
     return f"{machine.name}, GPUs on {plural(len(nodes), 'node')}"
 
 
-def _gpu_nodes(machine: ReportedMachine) -> frozenset[int]:
+def _list_gpu_nodes(machine: ReportedMachine) -> frozenset[int]:
     """Return the host nodes of the guest's GPUs."""
     if machine.host is None:
         return frozenset(
@@ -355,7 +355,7 @@ def _format_copies(machine: ReportedMachine, metric: Metric) -> str:
 def _format_range(low: float, high: float, unit: str) -> str:
     if low == high:
         return format_value(low, unit)
-    divisor, name = chart_scale(unit, [high])
+    divisor, name = choose_scale(unit, [high])
     return f"{format_range(low / divisor, high / divisor)} {name}"
 
 

@@ -22,10 +22,10 @@ from homenode.doc import Cell, Doc, Gallery, Items, Part, Picture, Section, Span
 from homenode.measure.results.model import UNKNOWN_SWITCHES
 from homenode.metrics import Metric, format_titles, list_primaries
 from homenode.objective import Objective
-from homenode.show.effect_dots import EffectDot, EffectGroup, EffectRow, effect_dots, has_lines
+from homenode.show.effect_dots import EffectDot, EffectGroup, EffectRow, draw_effect_dots, has_lines
 from homenode.show.report.machine import ReportedMachine
 from homenode.show.results_text import list_caveats
-from homenode.show.svg_canvas import series_number
+from homenode.show.svg_canvas import number_series
 from homenode.text import plural
 from homenode.vm.layout import PRESETS, SUMMARIES
 
@@ -193,7 +193,7 @@ def answer_section(machines: Sequence[ReportedMachine], anchors: Sequence[str]) 
         note = f"against the same machine's {baseline} layout"
         if has_lines(groups):
             note += "; lines: 95 % intervals"
-        parts.append(Gallery((Picture(title, effect_dots(title, groups, baseline), (note,)),)))
+        parts.append(Gallery((Picture(title, draw_effect_dots(title, groups, baseline), (note,)),)))
     return Section("What to run", tuple(parts), "answers", "Answers", look="screen")
 
 
@@ -291,7 +291,7 @@ def _build_row(machine: ReportedMachine, metric: Metric) -> EffectRow | None:
             ratio=effect.ratio,
             low=effect.low,
             high=effect.high,
-            series=series_number(effect.alternative, labels.index(effect.alternative)),
+            series=number_series(effect.alternative, labels.index(effect.alternative)),
             text=format_change(effect.ratio, lower_is_better=effect.lower_is_better),
         )
         for effect in comparison.effects

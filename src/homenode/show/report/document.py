@@ -43,21 +43,21 @@ from homenode.show.report.answer import (
 from homenode.show.report.machine import (
     HostSections,
     ReportedMachine,
+    build_host_part,
     format_hosts,
-    host_part,
     map_sections,
 )
 from homenode.show.report.pictures import (
     build_bar_pictures,
     build_curve_pictures,
     build_device_pictures,
+    build_fairness_picture,
     build_forest_pictures,
     build_heat_pictures,
     build_kernel_pictures,
     build_locality_pictures,
     build_mean_pictures,
-    fairness_picture,
-    product_picture,
+    build_product_picture,
     profile_picture,
 )
 from homenode.show.results_text import SAID_BY_LEVEL, build_power_table, file_text, format_place
@@ -103,7 +103,7 @@ def build_report(
     """
     anchors = [f"machine-{number}" for number in range(1, len(machines) + 1)]
     pairs = list(zip(machines, anchors, strict=True))
-    hosts = [host_part(machine, paper=paper) for machine in machines] if appendix else []
+    hosts = [build_host_part(machine, paper=paper) for machine in machines] if appendix else []
     table = build_machines_table(machines, anchors)
     by_machine = Section("What to run on each machine", (table,), "machines", "Machines")
     sections = [answer_section(machines, anchors), by_machine]
@@ -231,7 +231,7 @@ def _machine_evidence(
     matrices = {
         alternative.label: build_matrices(alternative) for alternative in machine.alternatives
     }
-    near_and_far = compare_localities(machine.alternatives, _nodes_of_gpus(machine))
+    near_and_far = compare_localities(machine.alternatives, _map_gpu_nodes(machine))
     yield from format_hosts(machine)
     about = "Right of the middle is better, whatever the metric's direction; one axis for all."
     yield from _build_pictures("Effects", about, build_forest_pictures(machine))
@@ -264,8 +264,8 @@ def _list_details(machine: ReportedMachine) -> Iterator[Picture]:
     makers = (
         build_kernel_pictures,
         profile_picture,
-        fairness_picture,
-        product_picture,
+        build_fairness_picture,
+        build_product_picture,
         build_device_pictures,
     )
     for pictures in makers:
@@ -346,7 +346,7 @@ def _build_topologies(
     return Section("Topologies and links", (evidence,) if parts else (), "topologies")
 
 
-def _nodes_of_gpus(machine: ReportedMachine) -> dict[Bdf, int]:
+def _map_gpu_nodes(machine: ReportedMachine) -> dict[Bdf, int]:
     gpus = () if machine.host is None else machine.host.devices_of_kind(DeviceKind.GPU)
     return {gpu.bdf: int(gpu.node) for gpu in gpus if gpu.node is not None}
 

@@ -19,7 +19,7 @@ from homenode.measure.results.vantage import Vantage
 from homenode.plan.stored import read_plan
 from homenode.safe.input_files import read_plain
 from homenode.show.report.machine import UNNAMED, StoredRun
-from homenode.text import first_few
+from homenode.text import shorten_list
 from homenode.vm.plan import Plan
 from homenode.vm.sources import load_host
 
@@ -65,7 +65,7 @@ def gather(arguments: Sequence[str], hosts: Sequence[str | None]) -> ReportInput
     gaps += reasons
     if not runs:
         causes = "; ".join(map(str, gaps[:5]))
-        message = f"{first_few(arguments, 3)}: no run in it ({causes})"
+        message = f"{shorten_list(arguments, 3)}: no run in it ({causes})"
         raise InputError(message, hint="homenode bench, or homenode import LOGS")
     known_hosts = {host.fingerprint: host for host in map(load_host, hosts)}
     if len(hosts) == 1:

@@ -14,9 +14,9 @@ from homenode.decide.compare import compare_series
 from homenode.decide.comparison import Comparison, join_subjects
 from homenode.decide.machine_facts import (
     assign_runs,
-    facts_of_host,
-    facts_of_runs,
-    runs_by_machine,
+    collect_host_facts,
+    collect_run_facts,
+    group_runs_by_machine,
 )
 from homenode.decide.recommendation import (
     Recommendation,
@@ -31,10 +31,10 @@ from homenode.machine.pci import DeviceKind
 from homenode.machine.topology import Host
 from homenode.measure.results.model import UNKNOWN_SWITCHES, Origin, Run
 from homenode.measure.results.vantage import Vantage
-from homenode.show.device_groups import device_model, format_link, format_links
-from homenode.show.host_groups import host_counts
-from homenode.show.svg_canvas import series_number
-from homenode.show.topology_map import topology_map
+from homenode.show.device_groups import find_device_model, format_link, format_links
+from homenode.show.host_groups import format_host_counts
+from homenode.show.svg_canvas import number_series
+from homenode.show.topology_map import draw_topology
 from homenode.vm.layout import PRESETS
 from homenode.vm.plan import Plan
 
@@ -85,7 +85,7 @@ class ReportedMachine(Struct, frozen=True, kw_only=True):
     def list_layouts(self) -> Iterator[tuple[str, int, Mapping[SeriesKey, Series]]]:
         """Yield the label, colour number and series of every alternative."""
         for position, label in enumerate(alternative.label for alternative in self.alternatives):
-            yield label, series_number(label, position), self.series[label]
+            yield label, number_series(label, position), self.series[label]
 
 
 def build_machines(
@@ -96,7 +96,7 @@ def build_machines(
     """Return the machines of these runs, in input order. stored_runs: next to each run, in the same
     order. hosts: topologies, by a host's fingerprint."""
     neighbours = {id(run): neighbour for run, neighbour in zip(runs, stored_runs, strict=True)}
-    groups = runs_by_machine(runs)
+    groups = group_runs_by_machine(runs)
     unnamed_groups = [name for name, own_runs in groups.items() if not _list_hosts(own_runs)]
     if len(unnamed_groups) > 1:  # it is unknown which of them is the user's host
         hosts = {name: host for name, host in hosts.items() if name != UNNAMED}
@@ -170,9 +170,9 @@ def _recommend(
 ) -> tuple[Recommendation, ...]:
     """Return the answers for a machine, known by its host or only by its runs."""
     if host is not None:
-        machine, runs = facts_of_host(host), assign_runs(runs, host)
+        machine, runs = collect_host_facts(host), assign_runs(runs, host)
     else:
-        machine = facts_of_runs(runs[0].head.system, runs)
+        machine = collect_run_facts(runs[0].head.system, runs)
     answers = decide_all(runs, replace(machine, name=name), alternatives=alternatives)
     has_nodes = machine.nodes is not None
     return tuple(answer for answer in answers if has_nodes or not rests_on_rule_alone(answer))
@@ -270,7 +270,7 @@ class HostSections(Struct, frozen=True, kw_only=True):
     findings: Section | None  # findings on the host and its plans; None without any
 
 
-def host_part(machine: ReportedMachine, *, paper: bool) -> HostSections:
+def build_host_part(machine: ReportedMachine, *, paper: bool) -> HostSections:
     """Return the sections on the machine's known topology."""
     host = machine.host
     svgs: list[tuple[str, str]] = []
@@ -278,11 +278,11 @@ def host_part(machine: ReportedMachine, *, paper: bool) -> HostSections:
     if host is not None and plans and _fits(host, plans[0][1]):
         choices = [recommendation.choice for recommendation in machine.recommendations]
         label, plan = max(plans, key=lambda pair: choices.count(pair[0]))
-        svgs.append((f"host, with the VM of {label}", topology_map(host, plan)))
+        svgs.append((f"host, with the VM of {label}", draw_topology(host, plan)))
     elif host is not None:
-        svgs.append(("host", topology_map(host)))
+        svgs.append(("host", draw_topology(host)))
     for label, guest in list(machine.guests.items())[: MAX_MAPS - len(svgs)]:
-        svgs.append((f"what the suite detected under {label}", topology_map(guest)))
+        svgs.append((f"what the suite detected under {label}", draw_topology(guest)))
     hatches = next((match[0] for _, svg in svgs if (match := _HATCHES.search(svg))), "")
     return HostSections(
         maps=tuple(
@@ -308,7 +308,7 @@ def map_sections(machine: ReportedMachine, part: HostSections) -> Iterator[Part]
     if not part.maps:
         reason = "no capture of the host and no plan is stored next to these results"
         yield Text(f"No topology picture: {reason}.", "dim small")
-    counts = "" if machine.host is None else f" ({host_counts(machine.host)})"
+    counts = "" if machine.host is None else f" ({format_host_counts(machine.host)})"
     for number, host_map in enumerate(part.maps):
         title = f"Topology: {host_map.title}{'' if number else counts}"
         yield Section(
@@ -375,7 +375,7 @@ def _build_links(host: Host) -> Iterator[Part]:
             if device.physical_function is None:
                 node = "unknown" if device.node is None else str(device.node)
                 link = format_link(device.link) or "unknown"
-                link_key = (device_model(device) or str(kind), node, link)
+                link_key = (find_device_model(device) or str(kind), node, link)
                 addresses_of_link.setdefault(link_key, []).append(str(device.bdf))
     rows = tuple(
         (*link_key, ", ".join(addresses)) for link_key, addresses in addresses_of_link.items()

@@ -9,7 +9,7 @@ from homenode.decide.comparison import Effect, Outcome
 from homenode.decide.matrices import Axis, CopyLocality, MatrixKey, MatrixPlace, ResultMatrix
 from homenode.decide.ranking import OTHER_NODE, OWN_NODE
 from homenode.decide.summary import Series, SeriesKey, choose_shown, headline_series
-from homenode.decide.switch_effects import judged_outcome
+from homenode.decide.switch_effects import judge_outcome
 from homenode.decide.words import format_change, range_text
 from homenode.doc import Picture
 from homenode.machine.pci import DeviceKind
@@ -19,9 +19,9 @@ from homenode.show.bars import (
     Bar,
     BarGroup,
     ForestRow,
-    axis_end,
     build_bar_chart,
     build_forest_chart,
+    choose_axis_end,
     format_size,
 )
 from homenode.show.curves import Curve, Matrix, SizeRange, build_curve_chart, heat_map
@@ -55,7 +55,7 @@ def make_bar(label: str, series: Series, number: int, base: Series | None = None
     return Bar(label, series.value, low, high, number, note=note, is_range=series.is_range)
 
 
-def metric_bars(machine: ReportedMachine, metric: Metric) -> tuple[tuple[Bar, ...], str]:
+def build_metric_bars(machine: ReportedMachine, metric: Metric) -> tuple[tuple[Bar, ...], str]:
     """The bars of a metric of a machine, in one unit; changes are against the first layout."""
     bars = [
         (label, series, number)
@@ -71,7 +71,7 @@ def metric_bars(machine: ReportedMachine, metric: Metric) -> tuple[tuple[Bar, ..
 def build_bar_pictures(machine: ReportedMachine) -> Iterator[Picture]:
     """Yield a chart for each metric with an overall result, and which direction is better."""
     for metric in METRICS.values():
-        bars, unit = metric_bars(machine, metric)
+        bars, unit = build_metric_bars(machine, metric)
         if bars:
             note = f"{metric.better}; {metric.about}"
             if any(bar.note for bar in bars):
@@ -91,7 +91,7 @@ def build_forest_pictures(machine: ReportedMachine) -> Iterator[Picture]:
                 charts[label] = [_forest_row(e, comparison.bare) for e in shown[:MAX_EFFECTS]]
         if machine.is_published and not any(r.low for rows in charts.values() for r in rows):
             continue  # the bars show the same multiples, and no result has an interval
-        end = axis_end([row for rows in charts.values() for row in rows])
+        end = choose_axis_end([row for rows in charts.values() for row in rows])
         for label, rows in charts.items():
             note = f"effects, with {comparison.confidence:.0%} intervals"
             if any(row.low is None for row in rows):
@@ -106,12 +106,12 @@ def build_curve_pictures(machine: ReportedMachine) -> Iterator[Picture]:
         metric = find_metric(metric_id)
         groups: dict[str | None, list[Curve]] = {}
         for label, number, series in machine.list_layouts():
-            for variant, points in curve_points(series, metric_id).items():
+            for variant, points in list_curve_points(series, metric_id).items():
                 groups.setdefault(variant, []).append(Curve(label, points, number))
         for variant, curves in groups.items():
             name = metric_id if metric is None else metric.title.removesuffix(" of a size")
             title = f"{name} by size" + (f", {variant}" if variant else "")
-            levels = cache_levels(machine) if metric_id == "memory-latency" else ()
+            levels = list_cache_levels(machine) if metric_id == "memory-latency" else ()
             about = _ABOUT_SIZES.get(metric_id, "" if metric is None else metric.about)
             unit = "bytes_per_s" if metric is None else metric.unit
             svg = build_curve_chart(title, unit, curves[:MAX_CURVES], levels)
@@ -187,12 +187,12 @@ def _forest_row(effect: Effect, is_bare: bool) -> ForestRow:
             low, high = 1 / high, 1 / low
     if is_bare:
         tooltip = f"{effect.gain:.1%} of bare metal"
-    outcome = judged_outcome(effect)
+    outcome = judge_outcome(effect)
     colour = {Outcome.BETTER: "better", Outcome.WORSE: "worse"}.get(outcome, "neutral")
     return ForestRow(", ".join(filter(None, parts)), effect.gain, low, high, tooltip, colour)
 
 
-def curve_points(
+def list_curve_points(
     series: Mapping[SeriesKey, Series], metric: str
 ) -> dict[str | None, tuple[tuple[float, float], ...]]:
     """Return points of curves by variant, only for all nodes and devices together."""
@@ -210,7 +210,7 @@ def _list_other_curves(series: SeriesOf) -> list[str]:
     return sorted(name for name in names - {"allreduce-busbw"} if name.endswith("-busbw"))
 
 
-def cache_levels(machine: ReportedMachine) -> tuple[SizeRange, ...]:
+def list_cache_levels(machine: ReportedMachine) -> tuple[SizeRange, ...]:
     """Return size ranges of the caches, from the first alternative with known capacities."""
     for _, _, series in machine.list_layouts():
         capacities = sorted(
@@ -324,7 +324,7 @@ def build_kernel_pictures(machine: ReportedMachine) -> Iterator[Picture]:
         yield Picture(title, build_bar_chart(title, "bytes_per_s", groups), (note,))
 
 
-def product_picture(machine: ReportedMachine) -> Iterator[Picture]:
+def build_product_picture(machine: ReportedMachine) -> Iterator[Picture]:
     """Yield a chart of matrix products on the slowest GPU, by data type."""
     by_type: dict[str, list[Bar]] = {}
     for label, number, by_key in machine.list_layouts():
@@ -345,7 +345,7 @@ def profile_picture(machine: ReportedMachine) -> Iterator[Picture]:
         for key, series in by_key.items():
             if key.metric == "memory-latency" and series.is_range and key.variant is not None:
                 levels.setdefault(key.variant, []).append(make_bar(label, series, number))
-        curves = curve_points(by_key, "memory-latency")
+        curves = list_curve_points(by_key, "memory-latency")
         points = [point for curve in curves.values() for point in curve]
         for name, low, high in _size_levels(machine) if points else ():
             values = [value for size, value in points if low <= size <= high]
@@ -362,7 +362,7 @@ def profile_picture(machine: ReportedMachine) -> Iterator[Picture]:
 
 def _size_levels(machine: ReportedMachine) -> tuple[tuple[str, float, float], ...]:
     """Return (name, least, most bytes) of working sets, by the machine's caches if known."""
-    levels = cache_levels(machine)
+    levels = list_cache_levels(machine)
     if not levels:
         return SIZE_LEVELS
     names = (f"{level.name}, to {format_size(level.high_bytes)}" for level in levels)
@@ -372,7 +372,7 @@ def _size_levels(machine: ReportedMachine) -> tuple[tuple[str, float, float], ..
     )
 
 
-def fairness_picture(machine: ReportedMachine) -> Iterator[Picture]:
+def build_fairness_picture(machine: ReportedMachine) -> Iterator[Picture]:
     """Yield a chart of events per thread: mean and spread over threads, by layout."""
     bars: list[Bar] = []
     for label, number, by_key in machine.list_layouts():

@@ -6,7 +6,7 @@ from typing import Any
 import msgspec
 
 from homenode.decide.alternative import Alternative
-from homenode.decide.compare import series_key
+from homenode.decide.compare import make_series_key
 from homenode.decide.comparison import Effect
 from homenode.decide.summary import Series, SeriesKey
 from homenode.findings import Gap
@@ -35,7 +35,7 @@ ReportRow = dict[str, Any]
 def list_rows(machine: ReportedMachine) -> Iterator[ReportRow]:
     """Yield every series of a machine's alternatives, with its effect against the baseline."""
     compared = () if machine.comparison is None else machine.comparison.effects
-    effects = {(effect.alternative, series_key(effect)): effect for effect in compared}
+    effects = {(effect.alternative, make_series_key(effect)): effect for effect in compared}
     for alternative in machine.alternatives:
         for key, series in machine.series[alternative.label].items():
             yield _build_row(

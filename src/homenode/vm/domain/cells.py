@@ -53,12 +53,12 @@ def read_cells(document: Document) -> tuple[tuple[Element, CpuSet], ...]:
     return tuple((cell, pu_set(cell, "cpus") or CpuSet()) for cell in cell_elements(document))
 
 
-def cell_bytes(cell: Element) -> int:
+def read_cell_bytes(cell: Element) -> int:
     return size_bytes(cell, require_attribute(cell, "memory"), cell.get("unit"))
 
 
 def cells_bytes(document: Document) -> int:
-    return sum(map(cell_bytes, cell_elements(document)))
+    return sum(map(read_cell_bytes, cell_elements(document)))
 
 
 def read_distances(document: Document) -> tuple[tuple[int, ...], ...]:
@@ -93,7 +93,7 @@ def edit_cells(document: Document, plan: Plan) -> Document:
     if document.root.find("cpu/numa") is None:
         document = insert_at(document, "cpu", NewElement("numa"))
     document = _fit_count(document, planned_cells)
-    document = apply(document, _cell_edits(document, planned_cells))
+    document = apply(document, _list_cell_edits(document, planned_cells))
     document = _edit_distances(document, planned_cells)
     if before and before != tuple(cell.vcpus for cell in planned_cells):
         document = _remove_stale_hmat(document)
@@ -137,7 +137,7 @@ def _list_attributes(cell: VmCell) -> dict[str, str | None]:
     return {"id": str(cell.id), "cpus": cpus, "memory": size, "unit": unit}
 
 
-def _cell_edits(document: Document, planned_cells: tuple[VmCell, ...]) -> list[Edit]:
+def _list_cell_edits(document: Document, planned_cells: tuple[VmCell, ...]) -> list[Edit]:
     edits: list[Edit] = []
     for (element, vcpus), cell in zip(read_cells(document), planned_cells, strict=True):
         values = _list_attributes(cell)
@@ -145,7 +145,7 @@ def _cell_edits(document: Document, planned_cells: tuple[VmCell, ...]) -> list[E
             del values["id"]
         if vcpus == cell.vcpus:
             del values["cpus"]
-        if cell_bytes(element) == cell.memory_bytes:
+        if read_cell_bytes(element) == cell.memory_bytes:
             del values["memory"], values["unit"]
         edits += set_attributes(document, element, values)
     return edits

@@ -95,11 +95,11 @@ def _has(path: str) -> Callable[[Document], bool]:
     return lambda document: document.root.find(path) is not None
 
 
-def _value_reader(path: str) -> Callable[[Document], str | None]:
+def _make_value_reader(path: str) -> Callable[[Document], str | None]:
     return lambda document: document.root.value(path)
 
 
-def _size_reader(path: str) -> Callable[[Document], int | None]:
+def _make_size_reader(path: str) -> Callable[[Document], int | None]:
     def read(document: Document) -> int | None:
         element = document.root.find(path)
         return None if element is None else read_size(element)
@@ -158,7 +158,7 @@ def _read_cells(document: Document) -> tuple[VmCell, ...]:
             VmCell(
                 id=i,
                 vcpus=vcpus,
-                memory_bytes=cells.cell_bytes(element),
+                memory_bytes=cells.read_cell_bytes(element),
                 nodes=nodes,
                 mode=mode,
                 page_bytes=cells.page_bytes_of_cell(document, i),
@@ -184,11 +184,11 @@ ROWS: tuple[ElementRow, ...] = (
     _make_single_row("vcpu", "vcpus", lambda document: cpu.read_vcpus(document)[0], cpu.edit_vcpus),
     _make_row("", "domain_type", lambda document: require_attribute(document.root, "type")),
     _make_single_row("name", "name", read_name),
-    _make_single_row("uuid", "uuid", _value_reader("uuid")),
+    _make_single_row("uuid", "uuid", _make_value_reader("uuid")),
     _make_single_row("metadata"),
     _make_row("metadata/layout", "record", read_record, edit_metadata),
     _make_single_row("vcpus", "offline_vcpus", cpu.read_offline_vcpus, cpu.edit_vcpus),
-    _make_single_row("iothreads", "iothread_ids", cpu.iothread_ids),
+    _make_single_row("iothreads", "iothread_ids", cpu.list_iothread_ids),
     _make_single_row("iothreadids", "iothread_pus"),
     _make_single_row("cputune"),
     _make_row("cputune/vcpupin", "vcpu_pins", cpu.read_vcpu_pins, cpu.edit_cputune),
@@ -200,37 +200,37 @@ ROWS: tuple[ElementRow, ...] = (
     _make_single_row("memory", "memory_bytes", memory.read_own_memory, memory.edit_memory),
     _make_single_row("currentMemory", "ballooned_bytes", memory.read_ballooned, memory.edit_memory),
     _make_single_row(
-        "maxMemory", "max_memory_bytes", _size_reader("maxMemory"), memory.edit_memory
+        "maxMemory", "max_memory_bytes", _make_size_reader("maxMemory"), memory.edit_memory
     ),
     _make_single_row("memoryBacking"),
     _make_single_row(
         "memoryBacking/hugepages", "page_bytes", cells.read_page_bytes, cells.edit_memory_backing
     ),
     _make_single_row("memoryBacking/access", "memory_access_shared", _read_shared_access),
-    _make_row("memtune/hard_limit", "hard_limit_bytes", _size_reader("memtune/hard_limit")),
+    _make_row("memtune/hard_limit", "hard_limit_bytes", _make_size_reader("memtune/hard_limit")),
     _make_single_row("numatune"),
     _make_single_row("numatune/memory", "binding", memory.read_binding, memory.edit_numatune),
     _make_row("numatune/memnode", "bound_nodes", memory.read_bound_nodes, memory.edit_numatune),
     _make_single_row("os"),
-    _make_single_row("os/type", "machine", _value_reader("os/type/@machine")),
+    _make_single_row("os/type", "machine", _make_value_reader("os/type/@machine")),
     _make_single_row("os/nvram"),
     _make_row("os/loader", "firmware", _read_firmware),
-    _make_row("os/loader", "loader", _value_reader("os/loader")),
+    _make_row("os/loader", "loader", _make_value_reader("os/loader")),
     _make_single_row("features"),
     _make_row("features/acpi", "has_acpi", _has("features/acpi"), cpu.edit_acpi),
     _make_row("features/ioapic", None, None, iommu.edit_iommu),
     _make_single_row("cpu", "cpu_mode", _read_cpu_mode),
-    _make_row("cpu/model", "cpu_model", _value_reader("cpu/model")),
+    _make_row("cpu/model", "cpu_model", _make_value_reader("cpu/model")),
     _make_row("cpu/feature", "topoext", cpu.read_topoext, cpu.edit_cpu),
     _make_single_row("cpu/topology", "cpu_topology", cpu.read_topology, cpu.edit_cpu),
-    _make_single_row("cpu/cache", "cpu_cache", _value_reader("cpu/cache/@mode"), cpu.edit_cpu),
+    _make_single_row("cpu/cache", "cpu_cache", _make_value_reader("cpu/cache/@mode"), cpu.edit_cpu),
     _make_single_row("cpu/maxphysaddr", "physical_address_bits", _read_address_bits, cpu.edit_cpu),
     _make_single_row("cpu/numa"),
     _make_row("cpu/numa/cell", "cells", _read_cells, cells.edit_cells),
     _make_row("cpu/numa/interconnects", None, None, cells.edit_cells),
     _make_single_row("devices"),
     _make_row("devices/emulator", "architecture", cpu.read_architecture),
-    _make_row("devices/emulator", "emulator", _value_reader("devices/emulator")),
+    _make_row("devices/emulator", "emulator", _make_value_reader("devices/emulator")),
     ElementRow(
         "devices/controller",
         "controllers",
@@ -257,10 +257,10 @@ ROWS: tuple[ElementRow, ...] = (
         "devices/memory", "memory_devices", memory.read_memory_devices, memory.edit_memory_devices
     ),
     _make_row(
-        "devices/memory", "has_dimms", lambda document: bool(memory.memory_devices(document))
+        "devices/memory", "has_dimms", lambda document: bool(memory.list_memory_devices(document))
     ),
     _make_row(
-        "devices/iommu", "iommu_model", _value_reader("devices/iommu/@model"), iommu.edit_iommu
+        "devices/iommu", "iommu_model", _make_value_reader("devices/iommu/@model"), iommu.edit_iommu
     ),
     _make_row("devices/iommu", "has_iommu", _has("devices/iommu")),
     _make_row("devices", "addresses", hostdevs.read_addresses),

@@ -24,14 +24,14 @@ from homenode.vm.domain.edits import (
     set_text,
 )
 from homenode.vm.domain.fields import (
-    any_base,
     format_size,
     guest_address,
     number,
+    parse_any_base,
     parse_decimal,
     read_size,
 )
-from homenode.vm.domain.hostdevs import new_address, place
+from homenode.vm.domain.hostdevs import make_address, place
 from homenode.vm.model import PORTS, QEMU_DEVICE, GuestAddress, GuestPciController, PortModel
 from homenode.vm.plan import Plan
 
@@ -60,7 +60,7 @@ def read_controllers(document: Document) -> tuple[GuestPciController, ...]:
                 index=index,
                 model=element.get("model") or ("pcie-root" if index == 0 else "pci-bridge"),
                 address=guest_address(element),
-                bus_nr=None if bus_nr is None else any_base(element, bus_nr, "busNr"),
+                bus_nr=None if bus_nr is None else parse_any_base(element, bus_nr, "busNr"),
                 cell=None if node is None else parse_decimal(node, node.text, "a guest cell"),
             )
         )
@@ -142,7 +142,7 @@ def _adjust(document: Document, controllers: list[GuestPciController]) -> Docume
         elif target.child("node") is None:
             edits = append(document, target, new.children)
         if target is not None and (
-            text is None or any_base(element, text, "busNr") != controller.bus_nr
+            text is None or parse_any_base(element, text, "busNr") != controller.bus_nr
         ):
             edits += set_attributes(document, target, new.attributes)
         document = apply(document, edits)
@@ -176,7 +176,7 @@ def _free_chassis(document: Document, indices: list[int]) -> dict[int, int]:
 def read_chassis(index: int, controller: Element) -> int:
     """Return a port's chassis number, by default its index, as in libvirt."""
     text = controller.value("target/@chassis")
-    return index if text is None else any_base(controller, text, "chassis")
+    return index if text is None else parse_any_base(controller, text, "chassis")
 
 
 def _make_controller(controller: GuestPciController, chassis: int | None) -> NewElement:
@@ -189,7 +189,7 @@ def _make_controller(controller: GuestPciController, chassis: int | None) -> New
         port = f"0x{at.device << 3 | at.function:x}"
         children.append(NewElement("target", {"chassis": str(chassis), "port": port}))
     head = {"type": "pci", "index": str(controller.index), "model": str(controller.model)}
-    return NewElement("controller", head, (*children, new_address(at)))
+    return NewElement("controller", head, (*children, make_address(at)))
 
 
 QEMU_NAMESPACE = "http://libvirt.org/schemas/domain/qemu/1.0"
@@ -209,7 +209,7 @@ def edit_aperture(document: Document, plan: Plan) -> Document:
 
 def read_hole(document: Document) -> int | None:
     """Return <pcihole64> of the root bus in bytes, None if it is not set."""
-    root = _root_bus(document)
+    root = _find_root_bus(document)
     hole = None if root is None else root.child("pcihole64")
     return None if hole is None else read_size(hole)
 
@@ -225,12 +225,12 @@ def qemu_arguments(document: Document) -> tuple[Element, ...]:
     return () if commandline is None else commandline.children
 
 
-def _root_bus(document: Document) -> Element | None:
+def _find_root_bus(document: Document) -> Element | None:
     return next((element for index, element in pci_controllers(document) if index == 0), None)
 
 
 def _edit_hole(document: Document, size: int) -> Document:
-    root = _root_bus(document)
+    root = _find_root_bus(document)
     text, unit = format_size(size, ("GiB", "MiB"))
     new = NewElement("pcihole64", {"unit": unit}, text=text)
     if root is None:

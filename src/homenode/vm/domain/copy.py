@@ -226,7 +226,7 @@ _MACHINES = {
 _DOCUMENT = read_package_text("vm", "domain", "new_vm.xml")
 
 
-def new_domain(
+def make_domain(
     vcpus: int, memory_bytes: int, *, architecture: str | None, name: str = DEFAULT_NAME
 ) -> bytes:
     """Return a KVM guest of this size with UEFI and the host's CPU, without disk and network.

@@ -246,7 +246,7 @@ _NUMBER_OF = {"vcpupin": "vcpu", "iothreadpin": "iothread"}
 _LISTS_OF_VCPUS = ("vcpusched", "cachetune", "memorytune", "monitor")
 
 
-def iothread_ids(document: Document) -> tuple[int, ...]:
+def list_iothread_ids(document: Document) -> tuple[int, ...]:
     """Return the ids of the IOThreads, ascending; ids missing in <iothreadids> are filled from 1.
     Source: libvirt's formatdomain, IOThreads Allocation."""
     elements = document.root.all("iothreadids/iothread")
@@ -297,13 +297,13 @@ def read_pins(document: Document) -> dict[Key, CpuSet]:
 
 def read_vcpu_pins(document: Document) -> tuple[CpuSet | None, ...]:
     """Return the CPUs of each vCPU, without a pin those of <vcpu>; None if it floats."""
-    pins, everywhere = read_pins(document), _pus_of_vcpu_element(document)
+    pins, everywhere = read_pins(document), _read_vcpu_pus(document)
     return tuple(pins.get(("vcpupin", i), everywhere) for i in range(read_vcpus(document)[0]))
 
 
 def read_emulator(document: Document) -> CpuSet | None:
     """Return the CPUs of QEMU's own threads; None = not pinned."""
-    return read_pins(document).get(("emulatorpin", 0), _pus_of_vcpu_element(document))
+    return read_pins(document).get(("emulatorpin", 0), _read_vcpu_pus(document))
 
 
 def read_iothread_pins(document: Document) -> tuple[tuple[int, CpuSet], ...]:
@@ -312,7 +312,7 @@ def read_iothread_pins(document: Document) -> tuple[tuple[int, CpuSet], ...]:
     return tuple(sorted((number, pus) for (name, number), pus in pins if name == "iothreadpin"))
 
 
-def _pus_of_vcpu_element(document: Document) -> CpuSet | None:
+def _read_vcpu_pus(document: Document) -> CpuSet | None:
     vcpu = document.root.child("vcpu")
     return None if vcpu is None else pu_set(vcpu, "cpuset")
 
@@ -327,7 +327,7 @@ def _list_planned_pins(document: Document, plan: Plan) -> dict[Key, CpuSet]:
     if plan.vm.emulator_pus is not None:
         planned_pins["emulatorpin", 0] = plan.vm.emulator_pus
     planned_pins |= {("vcpupin", vcpu): pus for vcpu, pus in enumerate(plan.vcpu_pins)}
-    threads = iothread_ids(document)
+    threads = list_iothread_ids(document)
     if plan.iothread_pus and len(plan.iothread_pus) != len(threads):
         raise InputError(
             f"{document.source}: expected {plural(len(plan.iothread_pus), 'IOThread')} "

@@ -22,9 +22,9 @@ from homenode.vm.domain.controllers import (
     read_chassis,
     read_controllers,
 )
-from homenode.vm.domain.cpu import iothread_ids, pin_counts, read_topology, read_vcpus
+from homenode.vm.domain.cpu import list_iothread_ids, pin_counts, read_topology, read_vcpus
 from homenode.vm.domain.document import Document, Element
-from homenode.vm.domain.fields import any_base, parse_decimal, pu_set, read_size
+from homenode.vm.domain.fields import parse_any_base, parse_decimal, pu_set, read_size
 from homenode.vm.domain.hostdevs import list_addressed
 from homenode.vm.domain.memory import read_memnodes, read_memory
 from homenode.vm.model import EXPANDER, PORTS, QEMU_DEVICE, GuestPciController, PortModel
@@ -49,7 +49,7 @@ def check_references(document: Document) -> tuple[Finding, ...]:
 
 def _check_threads(document: Document) -> Iterator[Finding]:
     vcpus, _ = read_vcpus(document)
-    threads = iothread_ids(document)
+    threads = list_iothread_ids(document)
     for (name, number), count in pin_counts(document).items():
         has_number = name != "emulatorpin"
         subject = Subject(f"<{name}> for {number}", name, number) if has_number else f"<{name}>"
@@ -125,7 +125,7 @@ def _check_cell_names(document: Document, cells: int) -> Iterator[Finding]:
             yield _make_finding("page-unknown-cell", "<page>", expected, named_cells)
     for element in document.root.all("devices/*"):
         node = element.find("target/node")
-        if node is not None and any_base(node, node.text, "a guest cell") >= cells:
+        if node is not None and parse_any_base(node, node.text, "a guest cell") >= cells:
             yield _make_finding(
                 "device-unknown-cell", f"<{element.tag}>", expected, node.text.strip()
             )

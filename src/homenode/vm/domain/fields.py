@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from homenode.bdf import Bdf, PciAddress
 from homenode.cpuset import CpuSet
 from homenode.errors import InputError, ParseError
-from homenode.units import KIB, bytes_of
+from homenode.units import KIB, to_bytes
 from homenode.vm.domain.document import Element
 from homenode.vm.model import GuestAddress
 
@@ -27,7 +27,7 @@ def parse_decimal(element: Element, text: str, meaning: str) -> int:
     return int(match[1])
 
 
-def any_base(element: Element, text: str, meaning: str) -> int:
+def parse_any_base(element: Element, text: str, meaning: str) -> int:
     """Parse a number in C syntax: 0x1f, 037 or 31, as libvirt reads addresses and busNr. Raises
     ParseError. Source: virStrToLong_uip with base 0 in virPCIDeviceAddressParseXML."""
     match = _ANY_BASE.match(text)
@@ -44,7 +44,7 @@ def size_bytes(element: Element, text: str, unit: str | None) -> int:
     KiB, in which libvirt keeps every size of a domain. Raises ParseError or InputError."""
     number = parse_decimal(element, text, f"the size in <{element.tag}>")
     try:
-        return -(-bytes_of(number, "KiB" if unit is None else unit) // KIB) * KIB
+        return -(-to_bytes(number, "KiB" if unit is None else unit) // KIB) * KIB
     except InputError as error:
         raise InputError(f"{name_place(element)}: {error.message}") from None
 
@@ -85,7 +85,7 @@ def _read_parts(address: Element) -> tuple[int, int, int, int]:
     numbers = []
     for name, limit in (("domain", 1 << 32), ("bus", 256), ("slot", 32), ("function", 8)):
         text = address.get(name) or "0"
-        number = any_base(address, text, f"a PCI {name}")
+        number = parse_any_base(address, text, f"a PCI {name}")
         if number >= limit:
             raise ParseError(
                 address.source, f"a PCI {name} below {limit:#x}", text, line=address.line
@@ -141,6 +141,6 @@ def format_size(size: int, units: tuple[str, ...]) -> tuple[str, str]:
     Sizes are rounded up to whole KiB, as libvirt does.
     """
     for unit in units:
-        if size % bytes_of(1, unit) == 0:
-            return str(size // bytes_of(1, unit)), unit
+        if size % to_bytes(1, unit) == 0:
+            return str(size // to_bytes(1, unit)), unit
     return str(-(-size // KIB)), "KiB"

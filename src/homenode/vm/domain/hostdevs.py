@@ -3,7 +3,7 @@
 from homenode.bdf import Bdf, PciAddress
 from homenode.cpuset import CpuSet
 from homenode.errors import InputError, ParseError
-from homenode.machine.pci import canonical_uuid
+from homenode.machine.pci import normalize_uuid
 from homenode.vm.domain.document import Document, Element
 from homenode.vm.domain.edits import (
     Edit,
@@ -22,7 +22,7 @@ from homenode.vm.model import GuestAddress, GuestHostdev, MediatedDevice
 from homenode.vm.plan import Plan
 
 
-def hostdev_elements(document: Document) -> tuple[tuple[Bdf, Element], ...]:
+def list_hostdev_elements(document: Document) -> tuple[tuple[Bdf, Element], ...]:
     """Return (function, element) of every passed-through PCI function that names its source, a
     <hostdev> or an <interface>.
 
@@ -52,7 +52,7 @@ def read_hostdevs(document: Document) -> tuple[GuestHostdev, ...]:
     """Return the passed-through functions, in document order. Raises InputError for duplicates."""
     hostdevs: list[GuestHostdev] = []
     seen_bdfs: set[Bdf] = set()
-    for bdf, element in hostdev_elements(document):
+    for bdf, element in list_hostdev_elements(document):
         if bdf in seen_bdfs:
             raise InputError(
                 f"{document.source}:{element.line}: expected device {bdf} once, found it twice",
@@ -78,7 +78,7 @@ def list_mediated(document: Document) -> tuple[tuple[str, Element], ...]:
         if element.get("type") != "mdev" or element.get("model") not in (None, "vfio-pci"):
             continue
         text = element.value("source/address/@uuid") or ""
-        uuid = canonical_uuid(text)
+        uuid = normalize_uuid(text)
         if uuid is None:
             place = f"{document.source}:{element.line}: <hostdev type='mdev'>"
             raise ParseError(place, "<source><address uuid='...'/></source>", text or None)
@@ -101,7 +101,7 @@ def read_mediated(document: Document) -> tuple[MediatedDevice, ...]:
 
 def edit_initiators(document: Document, plan: Plan) -> Document:
     """Write each GPU's initiator cells to its <hostdev>; remove cells that the plan lacks."""
-    element_of = element_of_bdf(document)
+    element_of = map_hostdevs(document)
     edits: list[Edit] = []
     for device in plan.vm.hostdevs:
         element = element_of.get(device.bdf)
@@ -123,18 +123,18 @@ def edit_initiators(document: Document, plan: Plan) -> Document:
 
 def edit_hostdevs(document: Document, plan: Plan) -> Document:
     """Place each device of the plan, add missing ones, remove PCI functions that it omits."""
-    planned_keys = {_device_key(device) for device in plan.vm.hostdevs}
-    present = _element_of_device(document)
+    planned_keys = {_make_device_key(device) for device in plan.vm.hostdevs}
+    present = _map_elements(document)
     surplus = [
         element
         for key, element in present.items()
         if (key not in planned_keys if isinstance(key, Bdf) else key in plan.mediated_removed)
     ]
     document = remove_all(document, surplus)
-    element_of = _element_of_device(document)
+    element_of = _map_elements(document)
     edits: list[Edit] = []
     for device in plan.vm.hostdevs:
-        element = element_of.get(_device_key(device))
+        element = element_of.get(_make_device_key(device))
         if element is not None and device.address is not None:
             edits += place(document, element, device.address)
         if element is not None and not device.managed and element.get("managed") == "yes":
@@ -143,7 +143,7 @@ def edit_hostdevs(document: Document, plan: Plan) -> Document:
     new = [
         _make_hostdev(device)
         for device in plan.vm.hostdevs
-        if _device_key(device) not in element_of
+        if _make_device_key(device) not in element_of
     ]
     if not new:
         return document
@@ -161,22 +161,22 @@ def read_initiators(document: Document, hostdev: Element) -> CpuSet:
     return CpuSet() if cell is None else CpuSet.parse(cell, f"{document.source}: <acpi nodeset>")
 
 
-def element_of_bdf(document: Document) -> dict[Bdf, Element]:
+def map_hostdevs(document: Document) -> dict[Bdf, Element]:
     """Map passed-through PCI functions to their elements."""
-    return dict(hostdev_elements(document))
+    return dict(list_hostdev_elements(document))
 
 
-def _element_of_device(document: Document) -> dict[Bdf | str, Element]:
+def _map_elements(document: Document) -> dict[Bdf | str, Element]:
     """Map functions by address, and mediated devices by UUID, to their elements."""
-    return dict((*list_mediated(document), *hostdev_elements(document)))
+    return dict((*list_mediated(document), *list_hostdev_elements(document)))
 
 
-def _device_key(device: GuestHostdev) -> Bdf | str:
+def _make_device_key(device: GuestHostdev) -> Bdf | str:
     return device.bdf if device.uuid is None else device.uuid
 
 
 def _make_hostdev(device: GuestHostdev) -> NewElement:
-    address = () if device.address is None else (new_address(device.address),)
+    address = () if device.address is None else (make_address(device.address),)
     if device.uuid is not None:
         source = NewElement("address", {"uuid": device.uuid})
         kind = {"type": "mdev", "model": "vfio-pci"}
@@ -201,19 +201,19 @@ def read_addresses(document: Document) -> tuple[GuestAddress, ...]:
 def edit_shared_slots(document: Document, plan: Plan) -> Document:
     """Set multifunction='on' at function 0 of each of the plan's slots with several functions."""
     addresses = (*(c.address for c in plan.vm.controllers), *(d.address for d in plan.vm.hostdevs))
-    planned_slots = {_slot_key(address) for address in addresses if address is not None}
+    planned_slots = {_make_slot_key(address) for address in addresses if address is not None}
     devices = list_addressed(document)
-    slots = {_slot_key(address) for address, _ in devices if address.function} & planned_slots
+    slots = {_make_slot_key(address) for address, _ in devices if address.function} & planned_slots
     edits: list[Edit] = []
     for address, element in devices:
-        if _slot_key(address) in slots and address.function == 0:
+        if _make_slot_key(address) in slots and address.function == 0:
             place = element.child("address")
             assert place is not None, "it has an address"
             edits += set_attribute(document, place, "multifunction", "on")
     return apply(document, edits)
 
 
-def new_address(address: PciAddress) -> NewElement:
+def make_address(address: PciAddress) -> NewElement:
     """Return the <address> of a device in the guest."""
     return NewElement("address", {"type": "pci", **address_attributes(address)})
 
@@ -224,10 +224,10 @@ def place(document: Document, device: Element, address: GuestAddress) -> list[Ed
         return []
     old = device.child("address")
     if old is None:
-        return append(document, device, [new_address(address)])
+        return append(document, device, [make_address(address)])
     values = {"type": "pci", **address_attributes(address), "multifunction": None}
     return set_attributes(document, old, values)
 
 
-def _slot_key(address: GuestAddress) -> tuple[int, int, int]:
+def _make_slot_key(address: GuestAddress) -> tuple[int, int, int]:
     return address.domain, address.bus, address.device

@@ -31,7 +31,7 @@ from homenode.vm.domain.edits import (
     remove_all,
     set_attribute,
 )
-from homenode.vm.domain.hostdevs import hostdev_elements
+from homenode.vm.domain.hostdevs import list_hostdev_elements
 from homenode.vm.model import Vm
 from homenode.vm.plan import Plan
 
@@ -43,7 +43,7 @@ MAX_VCPUS_WITHOUT = 255
 """libvirt: "more than 255 vCPUs require extended interrupt mode enabled on the iommu device"."""
 
 
-def smmu_buses(guest: Vm, plan: Plan, host: Host) -> tuple[int, ...]:
+def list_smmu_buses(guest: Vm, plan: Plan, host: Host) -> tuple[int, ...]:
     """Return the expander buses of Grace GPUs whose passed-through devices are all of one root
     complex, so that one accelerated SMMUv3 of the host can serve them."""
 
@@ -124,7 +124,7 @@ def report_omitted_smmu(
     guest: Vm, plan: Plan, buses: tuple[int, ...], libvirt: Version | None, qemu: Version | None
 ) -> Finding | None:
     """Return the finding for a guest with Grace GPUs that gets no accelerated SMMUv3. buses: of
-    `smmu_buses`. Source: KubeVirt enhancement VEP-199."""
+    `list_smmu_buses`. Source: KubeVirt enhancement VEP-199."""
     devices = [device for device in plan.vm.hostdevs if device.initiator_cells]
     if guest.iommu_model is not None or not devices:
         return None
@@ -201,7 +201,7 @@ def edit_iommufd(document: Document, libvirt: Version) -> Document:
     iommufd_element = document.root.child("iommufd")
     has_vm_switch = libvirt >= LIBVIRT_WITH_IOMMUFD_OF_VM
     edits: list[Edit] = []
-    for _, element in hostdev_elements(document):
+    for _, element in list_hostdev_elements(document):
         driver = element.child("driver")
         setting = None if driver is None else driver.get("iommufd")
         if driver is not None and setting == "no":
@@ -226,7 +226,7 @@ def edit_iommufd(document: Document, libvirt: Version) -> Document:
 def has_iommufd(document: Document) -> bool:
     """Whether all PCI devices of the host are opened through iommufd, which counts no mappings."""
     default = document.root.value("iommufd/@enabled") or "no"
-    settings = [e.value("driver/@iommufd") or default for _, e in hostdev_elements(document)]
+    settings = [e.value("driver/@iommufd") or default for _, e in list_hostdev_elements(document)]
     return bool(settings) and all(word == "yes" for word in settings)
 
 

@@ -4,7 +4,7 @@ from homenode.cpuset import CpuSet
 from homenode.errors import InputError
 from homenode.findings import Finding, finding
 from homenode.machine.tools.versions import Version
-from homenode.units import bytes_of
+from homenode.units import to_bytes
 from homenode.vm.domain.cells import cell_elements, cells_bytes, page_bytes_of_cell, read_page_bytes
 from homenode.vm.domain.document import Document, Element
 from homenode.vm.domain.edits import (
@@ -42,7 +42,7 @@ def read_memory(document: Document) -> int:
     """Return the VM's memory in bytes with memory devices: <memory>, or the sum of the cells, which
     overrides it in libvirt. Raises ParseError or InputError."""
     if (total := cells_bytes(document)) > 0:
-        return total + memory_device_bytes(document)
+        return total + sum_memory_devices(document)
     element = document.root.child("memory")
     if element is None:
         raise InputError(
@@ -57,7 +57,7 @@ def read_memory(document: Document) -> int:
 
 def read_own_memory(document: Document) -> int:
     """Bytes without memory devices. Raises like read_memory, InputError if none is left."""
-    devices = memory_device_bytes(document)
+    devices = sum_memory_devices(document)
     total = read_memory(document)
     if (memory := total - devices) <= 0:
         raise InputError(
@@ -73,11 +73,11 @@ def read_ballooned(document: Document) -> int:
     return 0 if current is None else max(0, read_memory(document) - read_size(current))
 
 
-def memory_devices(document: Document) -> tuple[Element, ...]:
+def list_memory_devices(document: Document) -> tuple[Element, ...]:
     return document.root.all("devices/memory")
 
 
-def memory_device_bytes(document: Document) -> int:
+def sum_memory_devices(document: Document) -> int:
     """Return the bytes that memory devices add to <memory>, without enclaves."""
     return sum(device.size_bytes for device in read_memory_devices(document))
 
@@ -87,7 +87,7 @@ def read_memory_devices(document: Document) -> tuple[MemoryDevice, ...]:
     devices: list[MemoryDevice] = []
     memnodes = read_memnodes(document)
     binding = read_binding(document) or (None, CpuSet())
-    for device in memory_devices(document):
+    for device in list_memory_devices(document):
         size = device.find("target/size")
         if size is None or device.get("model") == "sgx-epc":
             continue
@@ -131,7 +131,7 @@ def _follows_cell(document: Document, device: Element) -> bool:
 
 def edit_memory(document: Document, plan: Plan) -> Document:
     """Write the plan's memory plus memory devices', with <currentMemory>; raise <maxMemory>."""
-    total = plan.vm.memory_bytes + memory_device_bytes(document)
+    total = plan.vm.memory_bytes + sum_memory_devices(document)
     element = document.root.child("memory")
     if element is None:
         size, unit = format_size(total, ("GiB", "MiB"))
@@ -151,7 +151,7 @@ def edit_memory_devices(document: Document, plan: Plan) -> Document:
     """Move memory devices of removed cells to cell 0; a <nodemask> follows its cell if bound."""
     cells = len(cell_elements(document))
     edits: list[Edit] = []
-    for device in memory_devices(document):
+    for device in list_memory_devices(document):
         node, mask, cell = (
             device.find("target/node"),
             device.find("source/nodemask"),
@@ -187,7 +187,7 @@ def check_nodemask(guest: Vm, plan: Plan, libvirt: Version | None) -> Finding | 
 
 def _edit_size(document: Document, element: Element, size: int) -> list[Edit]:
     """Return edits that set the size in the element's unit, or in KiB if it is not whole there."""
-    unit_bytes = bytes_of(1, element.get("unit") or "KiB")
+    unit_bytes = to_bytes(1, element.get("unit") or "KiB")
     if size % unit_bytes == 0:
         return set_text(document, element, str(size // unit_bytes))
     text, kib = format_size(size, ())

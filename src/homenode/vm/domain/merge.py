@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from msgspec import Struct
 
 from homenode.cpuset import CpuSet
-from homenode.units import KIB, whole_number
+from homenode.units import KIB, parse_whole
 from homenode.vm.domain.controllers import pci_controllers
 from homenode.vm.domain.crosscheck import check_references
 from homenode.vm.domain.document import Document, Element, parse_document
@@ -346,7 +346,7 @@ def _remove_addresses(merged_document: Document, now: Document) -> tuple[Documen
 
 def _list_buses(document: Document) -> frozenset[int]:
     controllers = document.root.all("devices/controller")
-    indices = (whole_number(c.get("index")) for c in controllers if c.get("type") == "pci")
+    indices = (parse_whole(c.get("index")) for c in controllers if c.get("type") == "pci")
     return frozenset(index for index in indices if index is not None)
 
 

@@ -2,7 +2,7 @@
 
 from msgspec.structs import asdict
 
-from homenode.machine.pci import canonical_uuid
+from homenode.machine.pci import normalize_uuid
 from homenode.machine.topology import LAYOUT_NAMESPACE, DomainMark
 from homenode.objective import Objective
 from homenode.vm.domain.document import Document, Element
@@ -54,12 +54,12 @@ def read_mark(document: Document) -> DomainMark | None:
     if element is None:
         return None
     marked_uuid, uuid = element.get("uuid"), _find_uuid(document)
-    is_own = marked_uuid is None or (uuid is not None and canonical_uuid(marked_uuid) == uuid)
+    is_own = marked_uuid is None or (uuid is not None and normalize_uuid(marked_uuid) == uuid)
     return DomainMark.OWN if is_own else DomainMark.COPY
 
 
 def _find_uuid(document: Document) -> str | None:
-    return canonical_uuid(document.root.value("uuid") or "")
+    return normalize_uuid(document.root.value("uuid") or "")
 
 
 def edit_metadata(document: Document, plan: Plan) -> Document:

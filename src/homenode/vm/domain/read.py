@@ -9,14 +9,14 @@ from msgspec.structs import replace
 from homenode.bdf import Bdf
 from homenode.cpuset import CpuSet, NodeIndex
 from homenode.errors import InputError
-from homenode.machine.pci import canonical_uuid
+from homenode.machine.pci import normalize_uuid
 from homenode.machine.topology import RunningDomain
 from homenode.vm.domain.cells import cell_elements
 from homenode.vm.domain.codec import ROWS
 from homenode.vm.domain.controllers import QEMU_NAMESPACE
 from homenode.vm.domain.document import Document, Element, parse_document
 from homenode.vm.domain.fields import host_address, pu_set, size_bytes
-from homenode.vm.domain.hostdevs import element_of_bdf, is_pci_function
+from homenode.vm.domain.hostdevs import is_pci_function, map_hostdevs
 from homenode.vm.domain.metadata import read_mark
 from homenode.vm.facts import FACTS
 from homenode.vm.model import Vm
@@ -122,7 +122,7 @@ def read_running_domain(xml: bytes, running: bool, source: str = "domain") -> Ru
         page_bytes=vm.page_bytes,
         devices=_list_devices(document),
         mediated=tuple(sorted(device.uuid for device in vm.mediated)),
-        uuid=None if vm.uuid is None or "/" in vm.name else canonical_uuid(vm.uuid),
+        uuid=None if vm.uuid is None or "/" in vm.name else normalize_uuid(vm.uuid),
         mark=read_mark(document),
     )
 
@@ -216,7 +216,7 @@ def _list_device_settings(document: Document) -> Iterator[str]:
         elif driver is not None and driver.get("iothread") is not None:
             name = element.value("target/@dev") or ""
             yield f"{element.tag} {name} iothread={driver.get('iothread')}"
-    for bdf, element in element_of_bdf(document).items():
+    for bdf, element in map_hostdevs(document).items():
         program, managed = element.value("driver/@name"), element.get("managed") or "no"
         yield f"hostdev {bdf} managed={'yes' if element.name == 'interface' else managed}"
         if program not in _VFIO:
@@ -248,7 +248,7 @@ def _format_lines(element: Element, above: str = "") -> Iterator[str]:
         yield from _format_lines(child, f"{above}{element.tag} ")
 
 
-def nvram_file(document: Document) -> str | None:
+def find_nvram_file(document: Document) -> str | None:
     """Return the file of the UEFI variables; None if a definition does not have it."""
     nvram = document.root.find("os/nvram")
     if nvram is None:

@@ -63,7 +63,7 @@ def write_tuned(
         saved = locate_original(output)
         permissions = _read_permissions(saved.output)
         mode = mode if permissions is None else mode & permissions
-        keep = _kept_original(saved, original)
+        keep = _find_kept_original(saved, original)
         if keep is None:
             replace_file(saved.original, original, mode)
             keep = original
@@ -153,7 +153,7 @@ def locate_original(output: str | Path) -> SavedOriginal:
     )
 
 
-def _kept_original(saved: SavedOriginal, content: bytes) -> bytes | None:
+def _find_kept_original(saved: SavedOriginal, content: bytes) -> bytes | None:
     """The original that is saved already, if `content` is that original or its tuned document."""
     if not saved.original.exists():
         return None

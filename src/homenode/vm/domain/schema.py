@@ -15,7 +15,7 @@ from homenode.errors import HomenodeError, InputError, ToolError
 from homenode.findings import Gap
 from homenode.machine.tools.versions import Version
 from homenode.process import find_program, run
-from homenode.units import whole_number
+from homenode.units import parse_whole
 from homenode.vm.domain.cells import cells_bytes
 from homenode.vm.domain.copy import copy_domain
 from homenode.vm.domain.document import Document, Element, parse_document
@@ -86,7 +86,7 @@ def _read_version() -> Version | None:
         output = run(("virsh", "--version"), 10)
     except ToolError:
         return None
-    match [whole_number(word) for word in output.stdout.strip().split(".")]:
+    match [parse_whole(word) for word in output.stdout.strip().split(".")]:
         case [int(major), int(minor), int(release)]:
             return major, minor, release
     return None

@@ -8,7 +8,7 @@ from msgspec import Struct
 
 from homenode.cpuset import CpuSet
 from homenode.errors import ParseError, UsageError
-from homenode.units import whole_number
+from homenode.units import parse_whole
 
 DEFAULT = "qemu:///system"
 """The system's QEMU driver. LIBVIRT_DEFAULT_URI is ignored: the commands that homenode prints and
@@ -171,7 +171,7 @@ def pins_of_text(text: str) -> tuple[LivePin, ...]:
     pins = []
     for part in filter(None, text.split("; ")):
         words = part.split(" ")
-        number = whole_number(words[1]) if len(words) == 3 else None
+        number = parse_whole(words[1]) if len(words) == 3 else None
         if number is None:
             raise ParseError("pins", "KIND NUMBER CPUS; ...", text)
         pins.append(LivePin(words[0], number, CpuSet.parse(words[2], "pins")))
@@ -193,7 +193,7 @@ def parse_dominfo(text: str) -> DomainState:
         return values[label]
 
     id_text = value("Id")
-    run_id = whole_number(id_text)
+    run_id = parse_whole(id_text)
     if id_text != "-" and run_id is None:
         raise ParseError("virsh dominfo", "Id: a number or -", id_text)
     return DomainState(

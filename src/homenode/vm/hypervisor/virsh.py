@@ -11,7 +11,7 @@ from ipaddress import ip_interface
 
 from homenode.errors import HomenodeError, HostError, InputError, UsageError, find_near
 from homenode.process import ProgramResult, run
-from homenode.text import command_line, first_few
+from homenode.text import command_line, shorten_list
 from homenode.vm.hypervisor.connection import (
     DEFAULT,
     DomainState,
@@ -103,7 +103,7 @@ class Virsh:
             f"{other} ({'running' if uuid in running else 'shut off'})"
             for uuid, other in names.items()
         )
-        text = f"{place}: {first_few(states, 3)}" if names else f"no VM is defined {place}"
+        text = f"{place}: {shorten_list(states, 3)}" if names else f"no VM is defined {place}"
         near = find_near(name, names.values())
         suggestion = f" (did you mean {near}?)" if near else ""
         return InputError(f"no VM named {name}{suggestion}; {text}", hint=hint)

@@ -18,7 +18,7 @@ from homenode.vm.targets.target import (
     Rendering,
     Support,
     Target,
-    default_machine,
+    get_default_machine,
     reject_unsafe_name,
     whole_mib,
 )
@@ -92,7 +92,7 @@ class Codec(Struct, frozen=True, kw_only=True):
         for row in self.rows:
             if row.read is not None:
                 fields |= row.read(file)
-        fields.setdefault("machine", default_machine(fields.get("architecture", "x86_64")))
+        fields.setdefault("machine", get_default_machine(fields.get("architecture", "x86_64")))
         if not fields.get("vcpu_pins"):
             fields["vcpu_pins"] = (None,) * fields["vcpus"]
         return Vm(source=source, **fields)
@@ -191,7 +191,7 @@ def replace_entries(
             if entry is None:
                 added_text += f"{key}{joint}{value[1]}{line_end}"
             elif value is None:
-                edits.append((*_line_span(text, entry), ""))
+                edits.append((*_find_line_span(text, entry), ""))
             elif value[0] != entry.value:
                 edits.append((entry.value_start, entry.end, value[1]))
     for first, last, new in sorted(edits, reverse=True):
@@ -199,7 +199,7 @@ def replace_entries(
     return text + (line_end if added_text and text and not text.endswith("\n") else "") + added_text
 
 
-def _line_span(text: str, entry: ConfigEntry) -> tuple[int, int]:
+def _find_line_span(text: str, entry: ConfigEntry) -> tuple[int, int]:
     """Start and end of an entry, with its line if nothing else is on it."""
     first = text.rfind("\n", 0, entry.start) + 1
     last = text.find("\n", entry.end) + 1 or len(text)

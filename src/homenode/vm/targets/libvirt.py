@@ -19,10 +19,10 @@ from homenode.vm.domain.iommu import (
     can_have_iommufd,
     edit_iommufd,
     edit_smmus,
+    list_smmu_buses,
     needs_iommufd,
     report_missing_iommufd,
     report_omitted_smmu,
-    smmu_buses,
 )
 from homenode.vm.domain.limits import check_document, check_vcpus, reject_unsafe
 from homenode.vm.domain.memory import check_nodemask
@@ -76,7 +76,7 @@ def render(plan: Plan, guest: Vm, host: Host | None, original: bytes, source: st
         libvirt = host.settings.libvirt_version
         versions = libvirt, qemu
         reject_older(plan, *versions, is_virt=guest.is_virt, iommu_model=guest.iommu_model)
-        buses = smmu_buses(guest, plan, host)
+        buses = list_smmu_buses(guest, plan, host)
         smmu = report_omitted_smmu(guest, plan, buses, *versions)
         mask = check_nodemask(guest, plan, libvirt)
         needs, can = needs_iommufd(guest, plan), can_have_iommufd(*versions)

@@ -16,8 +16,8 @@ from homenode.bdf import Bdf
 from homenode.cpuset import CpuSet
 from homenode.errors import ParseError
 from homenode.json_text import NotJsonError, decode_json
-from homenode.machine.pci import canonical_uuid
-from homenode.units import GIB, KIB, MIB, bytes_of, whole_number
+from homenode.machine.pci import normalize_uuid
+from homenode.units import GIB, KIB, MIB, parse_whole, to_bytes
 from homenode.vm.model import (
     MAX_VCPUS,
     PORTS,
@@ -86,7 +86,7 @@ def parse_size(text: str, source: str, *, default_unit: int = 1) -> int:
     if match is None:
         raise ParseError(source, "a size such as 512M", text)
     unit = match[2].upper()
-    return bytes_of(int(match[1]) * (1 if unit else default_unit), unit)
+    return to_bytes(int(match[1]) * (1 if unit else default_unit), unit)
 
 
 def format_ranges(key: str, numbers: CpuSet) -> str:
@@ -101,7 +101,7 @@ def format_ranges(key: str, numbers: CpuSet) -> str:
     )
 
 
-def numa_words(plan: Plan) -> Iterator[tuple[str, str]]:
+def list_numa_words(plan: Plan) -> Iterator[tuple[str, str]]:
     """-object and -numa of the plan's cells. A flat guest whose memory is bound has one cell."""
     if plan.is_mirrored:
         for cell in plan.cells:
@@ -111,7 +111,7 @@ def numa_words(plan: Plan) -> Iterator[tuple[str, str]]:
                 yield "-object", format_backend(plan, cell, f"ram-node{cell.id}")
                 memory = f",memdev=ram-node{cell.id}"
             yield "-numa", f"node,nodeid={cell.id}{vcpus}{memory}"
-        yield from distance_words(plan.cells)
+        yield from list_distance_words(plan.cells)
     elif has_backend(plan):
         yield "-object", format_backend(plan, plan.cells[0], "ram-node0")
 
@@ -121,7 +121,7 @@ def has_backend(plan: Plan) -> bool:
     return plan.memory_mode is not None or plan.vm.page_bytes is not None
 
 
-def distance_words(cells: Sequence[VmCell]) -> Iterator[tuple[str, str]]:
+def list_distance_words(cells: Sequence[VmCell]) -> Iterator[tuple[str, str]]:
     """-numa dist of every pair of cells."""
     if len(cells) > 1:
         for cell in cells:
@@ -177,7 +177,7 @@ def format_vfio(device: GuestHostdev) -> str:
     return f"vfio-pci,host={device.bdf}"
 
 
-def uuid_words(plan: Plan, guest: Vm) -> Iterator[tuple[str, str]]:
+def list_uuid_words(plan: Plan, guest: Vm) -> Iterator[tuple[str, str]]:
     """Return -uuid, by which NVIDIA's vGPU manager identifies the VM; nothing without a vGPU."""
     if any(map(is_vgpu, plan.vm.hostdevs)):
         yield "-uuid", guest.uuid or str(uuid5(_NAMESPACE, guest.name))
@@ -215,7 +215,7 @@ class QemuPciTree(Struct, frozen=True):
         return place + (",multifunction=on" if shared else "")
 
 
-def slots_shared(addresses: Iterable[GuestAddress]) -> frozenset[tuple[int, int]]:
+def list_shared_slots(addresses: Iterable[GuestAddress]) -> frozenset[tuple[int, int]]:
     """Return (bus, device) of slots with functions other than 0."""
     return frozenset((a.bus, a.device) for a in addresses if a.function)
 
@@ -256,7 +256,7 @@ def split_fields(value: str) -> tuple[str, tuple[tuple[str, str], ...]]:
     ('node', (('nodeid', '0'), ('cpus', '0-3'), ('cpus', '8')))
     """
     if value.startswith("{"):
-        return _fields_of_json(value)
+        return _parse_json_fields(value)
     words = [word.replace("\0", ",") for word in value.replace(",,", "\0").split(",")]
     first = "" if "=" in words[0] else words.pop(0)
     pairs = []
@@ -266,16 +266,16 @@ def split_fields(value: str) -> tuple[str, tuple[tuple[str, str], ...]]:
     return first, tuple(pairs)
 
 
-def _fields_of_json(value: str) -> tuple[str, tuple[tuple[str, str], ...]]:
+def _parse_json_fields(value: str) -> tuple[str, tuple[tuple[str, str], ...]]:
     try:
         fields = decode_json(value, dict[str, object])
     except NotJsonError:
         return "", ()
     kind = str(fields.pop("qom-type", ""))
-    return kind, tuple((key, _word_of_json(value)) for key, value in fields.items())
+    return kind, tuple((key, _format_json_word(value)) for key, value in fields.items())
 
 
-def _word_of_json(value: object) -> str:
+def _format_json_word(value: object) -> str:
     if isinstance(value, bool):
         return "on" if value else "off"
     return ",".join(map(str, value)) if isinstance(value, list) else str(value)
@@ -303,14 +303,14 @@ def read_command_line(text: str, source: str) -> Vm | None:
     if program is None:
         return None
     words = split_words(command_text[program.end() - 1 :], source)
-    return vm_of_command(parse_options(words, source), source)
+    return build_command_vm(parse_options(words, source), source)
 
 
 _MAX_CHARACTERS = 1 << 18
 _PROGRAM = re.compile(r"\b(?:qemu-system-\w{1,20}|qemu-kvm|kvm)\s{1,40}-")
 
 
-def vm_of_command(options: Options, source: str) -> Vm:
+def build_command_vm(options: Options, source: str) -> Vm:
     """Return the VM of a command line. Raises like read_command."""
     fields = read_command(options, source)
     pins = (None,) * fields["vcpus"]
@@ -361,7 +361,7 @@ def read_command(options: Options, source: str) -> dict[str, Any]:
     bound = None
     if flat is not None and flat.nodes and not cells:
         bound = (flat.mode or "default", flat.nodes)
-    _, devices = device_tree(options, source)
+    _, devices = build_device_tree(options, source)
     if memory is None:
         raise ParseError(source, "-smp and -m")
     vcpus = _number(smp, "cpus", source) if "cpus" in smp else 1
@@ -387,7 +387,7 @@ def read_command(options: Options, source: str) -> dict[str, Any]:
 
 def _number(keys: Mapping[str, str], key: str, source: str) -> int:
     text = keys.get(key, "")
-    number = whole_number(text, digits=9)
+    number = parse_whole(text, digits=9)
     if number is None:
         raise ParseError(f"{source}: {key}", "a number", text)
     return number
@@ -433,7 +433,7 @@ def _build_cell(
     )
 
 
-def device_words(
+def list_device_words(
     plan: Plan,
     tree: QemuPciTree,
     places: Mapping[Bdf, GuestAddress | None],
@@ -461,7 +461,7 @@ class TreeDevice(Struct, frozen=True):
     cell: int | None
 
 
-def device_tree(
+def build_device_tree(
     options: Options, source: str
 ) -> tuple[tuple[GuestPciController, ...], tuple[TreeDevice, ...]]:
     """Return (bridges by number, passed-through functions), in the order of the command. Raises
@@ -495,7 +495,7 @@ def device_tree(
 
 def add_tree(vm: Vm, words: Sequence[str], source: str) -> Vm:
     """Return the VM with the bridges and guest addresses of its command line. Raises ParseError."""
-    controllers, devices = device_tree(parse_options(words[1:], source), source)
+    controllers, devices = build_device_tree(parse_options(words[1:], source), source)
     at = {device.host: device.address for device in devices}
     hostdevs = tuple(replace(hostdev, address=at.get(hostdev.bdf)) for hostdev in vm.hostdevs)
     return replace(vm, controllers=controllers, hostdevs=hostdevs)
@@ -504,7 +504,7 @@ def add_tree(vm: Vm, words: Sequence[str], source: str) -> Vm:
 def _parse_host(keys: Mapping[str, str], source: str) -> Bdf | str:
     """Return the function, or the UUID of the mediated device, that a vfio-pci device is."""
     path = keys.get("sysfsdev", "").rstrip("/")
-    uuid = canonical_uuid(path.rpartition("/")[2]) if "/mdev/" in path else None
+    uuid = normalize_uuid(path.rpartition("/")[2]) if "/mdev/" in path else None
     return uuid or Bdf.parse(path.rpartition("/")[2] or keys.get("host", ""), source)
 
 

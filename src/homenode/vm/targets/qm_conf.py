@@ -19,7 +19,7 @@ from homenode.errors import InputError, ParseError
 from homenode.machine.topology import Host
 from homenode.package_data import read_package_text
 from homenode.text import command_line
-from homenode.units import MIB, whole_number
+from homenode.units import MIB, parse_whole
 from homenode.vm.model import GuestAddress, GuestHostdev, GuestTopology, Vm
 from homenode.vm.plan import Plan, with_vm
 from homenode.vm.targets.codec import ConfigEntry, decode_text, replace_entries
@@ -185,16 +185,16 @@ def start_timeout_s(keys: Collection[str], memory_bytes: int) -> int:
 
 def count_of(values: Mapping[str, str], key: str, source: str) -> int:
     text = values.get(key, "1")
-    count = whole_number(text, digits=5)
+    count = parse_whole(text, digits=5)
     if not count:
         raise ParseError(f"{source}: {key}", "a number above 0", text)
     return count
 
 
-def _memory_mib(values: Mapping[str, str], source: str) -> int:
+def _read_memory_mib(values: Mapping[str, str], source: str) -> int:
     text = dict(split_pairs(values.get("memory", "512")))
     size = text.get("", text.get("current", ""))
-    mib = whole_number(size, digits=11)
+    mib = parse_whole(size, digits=11)
     if not mib:
         raise ParseError(f"{source}: memory", "MiB above 0", values.get("memory", ""))
     return mib
@@ -260,13 +260,13 @@ def build_conf_command(conf: QmConf) -> tuple[str, ...]:
     values, source, (sockets, cores) = conf.values, conf.source, conf.shape
     total = sockets * cores
     online = count_of(values, "vcpus", source) if "vcpus" in values else total
-    memory = _memory_mib(values, source)
+    memory = _read_memory_mib(values, source)
     pairs = [
         ("-name", escape_commas(values.get("name") or "vm")),
         ("-machine", f"type={conf.machine}"),
         ("-smp", f"{online},sockets={sockets},cores={cores},maxcpus={total}"),
         ("-m", str(memory)),
-        *_numa_words(conf, memory),
+        *_list_numa_words(conf, memory),
     ]
     if "viommu=intel" in values.get("machine", ""):
         pairs.append(("-device", "intel-iommu,intremap=on,caching-mode=on"))
@@ -275,7 +275,7 @@ def build_conf_command(conf: QmConf) -> tuple[str, ...]:
     return ("qemu-system-x86_64", *(word for pair in pairs for word in pair), *args)
 
 
-def _numa_words(conf: QmConf, memory: int) -> Iterator[tuple[str, str]]:
+def _list_numa_words(conf: QmConf, memory: int) -> Iterator[tuple[str, str]]:
     """Return the cells of numaN lines, else one cell for each socket."""
     values, (sockets, cores) = conf.values, conf.shape
     if values.get("numa") not in ("1", "yes", "on", "true"):
@@ -289,7 +289,7 @@ def _numa_words(conf: QmConf, memory: int) -> Iterator[tuple[str, str]]:
         properties = dict(split_pairs(values[key])) if key else {}
         size = properties.get("memory", "0") if key else str(memory // sockets)
         place = f"{conf.source}: {key}"
-        if whole_number(size, digits=11) is None:
+        if parse_whole(size, digits=11) is None:
             raise ParseError(place, "memory in MiB", size[:60])
         vcpus = CpuSet(range(number * cores, number * cores + cores))
         if key:
@@ -366,7 +366,7 @@ set -euo pipefail
 _HOOK_TAIL = read_package_text("vm", "targets", "scripts", "proxmox_hook.sh")
 
 
-def hook_script(plan: Plan, *, mirrored: bool) -> str | None:
+def render_hook_script(plan: Plan, *, mirrored: bool) -> str | None:
     """Return the script; None if nothing is left for it to do."""
     if not plan.vcpu_pins and not mirrored:
         return None

@@ -22,7 +22,7 @@ TARGETS = NAMES
 """Names of modules in `hypervisors`, whose TARGET is the target."""
 
 
-def target_named(name: str) -> Target:
+def find_target(name: str) -> Target:
     """Return the target. Raises KeyError for an unknown name."""
     if name not in TARGETS:
         raise KeyError(name)
@@ -33,7 +33,7 @@ def target_named(name: str) -> Target:
 
 def has_feature(name: str, feature: Feature) -> bool:
     """Return whether libvirt, or a target, supports a feature."""
-    return name == LIBVIRT or target_named(name).support[feature].level is not SupportLevel.LOST
+    return name == LIBVIRT or find_target(name).support[feature].level is not SupportLevel.LOST
 
 
 class VmFile(Struct, frozen=True):
@@ -47,14 +47,14 @@ class VmFile(Struct, frozen=True):
 
 def runs_qemu(name: str) -> bool:
     """Return whether libvirt, or a target, starts QEMU on Linux."""
-    return name == LIBVIRT or target_named(name).runs_qemu
+    return name == LIBVIRT or find_target(name).runs_qemu
 
 
 def recognize_target(content: bytes) -> str | None:
     """The target that a file is of, by its content; None for a domain document, and for others."""
     if libvirt.recognizes(content):
         return None
-    return next((name for name in TARGETS if target_named(name).recognises(content)), None)
+    return next((name for name in TARGETS if find_target(name).recognises(content)), None)
 
 
 def recognize_kind(content: bytes, source: str, kind_name: str | None = None) -> str:
@@ -65,7 +65,7 @@ def recognize_kind(content: bytes, source: str, kind_name: str | None = None) ->
         return target
     if libvirt.recognizes(content):
         return LIBVIRT
-    if kind_name not in (None, LIBVIRT) and target_named(kind_name).may_be(content):
+    if kind_name not in (None, LIBVIRT) and find_target(kind_name).may_be(content):
         return kind_name
     if not content.strip():
         raise InputError(f"{source}: the file is empty", hint=_DUMP)
@@ -74,7 +74,7 @@ def recognize_kind(content: bytes, source: str, kind_name: str | None = None) ->
             f"{source}: a VM of KubeVirt, not a definition of libvirt, qm or xl",
             hint=command_line("homenode", "kubevirt", "check", source),
         )
-    possible = next((name for name in TARGETS if target_named(name).may_be(content)), None)
+    possible = next((name for name in TARGETS if find_target(name).may_be(content)), None)
     with_target = command_line("homenode", "plan", source, "--target", possible)
     raise InputError(
         f"{source}: not a VM: expected libvirt's domain XML, a configuration of qm or xl, or a "
@@ -88,7 +88,7 @@ def read_vm(content: bytes, source: str, kind_name: str | None = None) -> VmFile
     kind = recognize_kind(content, source, kind_name)
     if kind == LIBVIRT:
         return VmFile(kind, read_domain(content, source), content, source)
-    return VmFile(kind, target_named(kind).read_vm(content, source), content, source)
+    return VmFile(kind, find_target(kind).read_vm(content, source), content, source)
 
 
 def list_other_parts(vm: VmFile) -> tuple[str, ...]:
@@ -97,7 +97,7 @@ def list_other_parts(vm: VmFile) -> tuple[str, ...]:
     if content is None or vm.kind is None:
         return ()
     if vm.kind != LIBVIRT:
-        return target_named(vm.kind).other_keys(content, vm.source)
+        return find_target(vm.kind).other_keys(content, vm.source)
     is_model = guest.cpu_mode in ("custom", "host-model")  # a new file has the host's CPU
     changed_parts = {
         "<currentMemory>": guest.ballooned_bytes,
@@ -114,7 +114,7 @@ def add_host_facts(vm: VmFile, host: Host) -> VmFile:
     """Return the VM with facts that its file leaves to a host: architecture, whole cards."""
     if vm.kind in (None, LIBVIRT) or vm.content is None:
         return vm
-    target = target_named(vm.kind)
+    target = find_target(vm.kind)
     guest = vm.guest
     arm = host.architecture == "aarch64"
     if arm and target.architecture_of_host and b"x86_64" not in vm.content:

@@ -323,7 +323,7 @@ def check_target(target: Target, plan: Plan) -> tuple[Finding, ...]:
     return tuple(findings)
 
 
-def default_machine(architecture: str) -> str:
+def get_default_machine(architecture: str) -> str:
     """Return the machine type that has a PCIe tree."""
     return "virt" if architecture == "aarch64" else "q35"
 

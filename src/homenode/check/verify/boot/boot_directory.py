@@ -25,8 +25,8 @@ from homenode.safe.trusted_path import (
     READ,
     allow_user,
     check_private,
-    private_directory,
-    temporary_root,
+    create_private_directory,
+    find_temporary_root,
 )
 
 _PREFIX = "homenode-boot-"
@@ -114,10 +114,10 @@ class GuestOutput:
 def boot_directory(uri: str | None = None) -> Iterator[Path]:
     """Create a directory that is removed afterwards. uri: the libvirt whose domains of killed boots
     are ended too. Raises HostError if it cannot be private."""
-    check_private(temporary_root())
-    end_abandoned(temporary_root(), uri)
+    check_private(find_temporary_root())
+    end_abandoned(find_temporary_root(), uri)
     with (
-        private_directory(_PREFIX) as directory,
+        create_private_directory(_PREFIX) as directory,
         RecordDirectory(directory).hold_lock("in use by another test guest"),
     ):
         if uri is not None:
@@ -148,7 +148,7 @@ def copy_for_qemu(path: Path, content: bytes, user: int) -> None:
         ) from None
 
 
-def domain_name(directory: Path) -> str:
+def make_domain_name(directory: Path) -> str:
     """Return the name of a boot's domain, from which its directory is found again."""
     return f"{_DOMAIN}{directory.name.removeprefix(_PREFIX)}"
 
@@ -167,5 +167,5 @@ def end_abandoned(parent: Path, uri: str | None) -> None:
         if (directory / _DOMAIN_MARK).exists():
             if uri is None:
                 continue
-            run(("virsh", "-q", "-c", uri, "destroy", domain_name(directory)), _ASK_S)
+            run(("virsh", "-q", "-c", uri, "destroy", make_domain_name(directory)), _ASK_S)
         shutil.rmtree(directory, ignore_errors=True)

@@ -17,7 +17,7 @@ from homenode.check.verify.boot.stand_in import (
     SUBSTITUTE_CPU_MODEL,
     CpuChoice,
     MinimalGuest,
-    memory_ratio,
+    compute_memory_ratio,
 )
 from homenode.units import MIB
 from homenode.vm.domain.fields import address_attributes, format_set
@@ -26,15 +26,15 @@ from homenode.vm.targets.qemu_command import (
     CACHE_WORDS,
     Options,
     QemuPciTree,
-    device_tree,
-    distance_words,
+    build_command_vm,
+    build_device_tree,
     escape_commas,
     format_ranges,
     join_option,
+    list_distance_words,
     parse_options,
     parse_size,
     split_fields,
-    vm_of_command,
 )
 
 
@@ -206,7 +206,7 @@ def stand_in_argv(
         *("-m", _format_memory(stand_in)),
         *("-smp", _format_smp(stand_in)),
         *_format_numa(stand_in),
-        *_later_vcpus(stand_in),
+        *_list_later_vcpus(stand_in),
         *_format_firmware(stand_in, files),
         *([] if iommu is None else ["-device", ",".join(("intel-iommu", *iommu))]),
         *(word for c in stand_in.vm.controllers for word in ("-device", tree.format_controller(c))),
@@ -227,8 +227,8 @@ def boot_words(files: BootFiles, command: str, *, kvm: bool = False) -> tuple[st
     # One thread for all vCPUs: with more vCPUs than CPUs they only wait for each other.
     return (
         *("-accel", "kvm" if kvm else "tcg,thread=single"),
-        *_serial_words("console", files.console),
-        *_serial_words("report", files.report),
+        *_list_serial_words("console", files.console),
+        *_list_serial_words("report", files.report),
         *("-kernel", files.kernel),
         *("-initrd", files.initramfs),
         *("-append", command),
@@ -279,7 +279,7 @@ def _format_firmware(stand_in: MinimalGuest, files: BootFiles) -> list[str]:
     return words
 
 
-def _later_vcpus(stand_in: MinimalGuest) -> list[str]:
+def _list_later_vcpus(stand_in: MinimalGuest) -> list[str]:
     """Return the vCPUs from the first offline one on, by their place in the topology."""
     if not stand_in.vm.offline_vcpus:
         return []
@@ -327,10 +327,10 @@ def _format_numa(stand_in: MinimalGuest) -> list[str]:
         words += ["-object", f"{backend},id=m{cell.id},size={cell.memory_bytes}"]
         vcpus = format_ranges("cpus", cell.vcpus)
         words += ["-numa", f"node,nodeid={cell.id}{vcpus},memdev=m{cell.id}"]
-    return [*words, *chain.from_iterable(distance_words(stand_in.vm.cells))]
+    return [*words, *chain.from_iterable(list_distance_words(stand_in.vm.cells))]
 
 
-def _serial_words(id: str, path: str) -> list[str]:
+def _list_serial_words(id: str, path: str) -> list[str]:
     return ["-chardev", f"file,id={id},path={escape_commas(path)}", "-serial", f"chardev:{id}"]
 
 
@@ -362,10 +362,10 @@ def stand_in_of_command(
     """Return the test guest of a command line, and the options to boot it with. words: program
     first. machine: a type that this QEMU has. Raises ParseError."""
     options = parse_options(words[1:], source)
-    facts = vm_of_command(options, source)
-    controllers, devices = device_tree(options, source)
+    facts = build_command_vm(options, source)
+    controllers, devices = build_device_tree(options, source)
     sizes = [cell.memory_bytes for cell in facts.cells if cell.vcpus]
-    ratio = memory_ratio(sizes or [facts.memory_bytes])
+    ratio = compute_memory_ratio(sizes or [facts.memory_bytes])
     omissions = [f"mediated device {d.host}" for d in devices if isinstance(d.host, str)]
     endpoints = sorted(
         (device.address, device.host)

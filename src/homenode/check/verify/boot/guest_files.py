@@ -15,7 +15,7 @@ from homenode.errors import HostError
 from homenode.process import ToolMissingError, ToolTimeoutError, find_program, run
 from homenode.safe.durable import create_file, replace_file
 from homenode.safe.input_files import MAX_BYTES, read_kernel_file, read_plain, read_start
-from homenode.safe.trusted_path import find_other_writer, private_directory
+from homenode.safe.trusted_path import create_private_directory, find_other_writer
 
 _KERNEL_PACKAGES = ("linux-image-cloud-amd64", "linux-image-virtual", "linux-image-amd64")
 """Packages that depend on the package of a kernel, smaller kernels first."""
@@ -46,7 +46,7 @@ class GuestFiles(Struct, frozen=True):
 def find_guest_files(kernel: Path | None = None) -> GuestFiles:
     """Return the named kernel, else one of this machine, else a cached or downloaded one; and
     busybox. Raises HostError with the missing programs and the command that installs them."""
-    image = _path_if_readable(kernel) if kernel is not None else _kernel_here()
+    image = _path_if_readable(kernel) if kernel is not None else _find_kernel()
     if kernel is not None and image is None:
         raise HostError(f"{kernel}: the kernel cannot be read", hint=_HINT)
     if image is not None and kernel is not None and not _is_kernel(image):
@@ -66,7 +66,7 @@ def find_ovmf() -> tuple[Path, Path] | None:
     return next((pair for pair in pairs if all(path.is_file() for path in pair)), None)
 
 
-def cache_directory() -> Path:
+def find_cache_directory() -> Path:
     """Return the directory for files that can be downloaded again."""
     base = os.environ.get("XDG_CACHE_HOME") or ""
     return (Path(base) if Path(base).is_absolute() else Path.home() / ".cache") / "homenode"
@@ -85,7 +85,7 @@ def _is_kernel(path: Path) -> bool:
     return head[0x202:0x206] == b"HdrS" or head[:4] == b"\x7fELF"
 
 
-def _kernel_here() -> Path | None:
+def _find_kernel() -> Path | None:
     """Return the running kernel, else the last installed one."""
     candidates = [Path(f"/boot/vmlinuz-{os.uname().release}")]
     for directory, pattern in (("/boot", "vmlinuz-*"), ("/lib/modules", "*/vmlinuz")):
@@ -122,7 +122,7 @@ def _read_program(path: Path) -> bytes | None:
 
 def _fetch(kind: str, packages: tuple[str, ...], member: str, pattern: str) -> Path | None:
     """Return a file of the first available package, from the cache or downloaded into it."""
-    directory = cache_directory() / "guest" / kind
+    directory = find_cache_directory() / "guest" / kind
     for path in sorted(directory.glob(pattern)):
         if path.is_file():
             return _check_unchanged(path)
@@ -135,7 +135,7 @@ def _fetch(kind: str, packages: tuple[str, ...], member: str, pattern: str) -> P
     for package in packages:
         for real in _list_dependencies(package) if kind == "vmlinuz" else (package,):
             # Download next to it, then rename: another homenode may read it meanwhile.
-            with private_directory(".fetched-", directory.parent) as fetch_directory:
+            with create_private_directory(".fetched-", directory.parent) as fetch_directory:
                 run(("sh", "-c", _FETCH, "sh", str(fetch_directory), real), _FETCH_S)
                 for archive in sorted(fetch_directory.glob(f"{real}_*.deb")):
                     run(
@@ -182,7 +182,7 @@ _BOOT_ID = "/proc/sys/kernel/random/boot_id"
 _MAX_NOTE_BYTES = 4096
 
 
-def qemu_program() -> str | None:
+def find_qemu() -> str | None:
     """Return QEMU by its own name, else RHEL's path; None if it is not there."""
     return next((name for name in (PROGRAM, _OF_RHEL) if find_program(name)), None)
 
@@ -191,7 +191,7 @@ def can_use_kvm(kernel: Path, initramfs: bytes) -> bool:
     """True if a guest comes up under KVM. The answer is kept until the machine boots again."""
     if not os.access("/dev/kvm", os.R_OK | os.W_OK):
         return False
-    note = cache_directory() / "kvm-probe"
+    note = find_cache_directory() / "kvm-probe"
     boot = (read_kernel_file(_BOOT_ID) or b"").decode().strip()
     try:
         note_words = read_start(note, _MAX_NOTE_BYTES).decode("utf-8", "replace").split()
@@ -209,11 +209,11 @@ def can_use_kvm(kernel: Path, initramfs: bytes) -> bool:
 
 
 def _can_boot(kernel: Path, initramfs: bytes) -> bool:
-    with private_directory("homenode-kvm-") as directory:
+    with create_private_directory("homenode-kvm-") as directory:
         image, console = directory / "initramfs", directory / "console"
         create_file(image, initramfs)
         argv = (
-            qemu_program() or PROGRAM,
+            find_qemu() or PROGRAM,
             *("-machine", "q35", "-accel", "kvm", "-cpu", "host", "-m", "256M"),
             *("-kernel", str(kernel.absolute()), "-initrd", str(image)),
             *("-append", "console=ttyS0 quiet panic=-1", "-serial", f"file:{console}"),

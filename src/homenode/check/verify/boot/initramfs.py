@@ -17,7 +17,7 @@ from msgspec import Struct
 from homenode.bdf import Bdf
 from homenode.errors import HostError
 from homenode.findings import Finding, finding
-from homenode.machine.snapshot.collector import collector_script
+from homenode.machine.snapshot.collector import build_collector_script
 from homenode.process import ToolTimeoutError
 
 _DIRECTORY, _FILE, _CHARACTER_DEVICE = 0o040755, 0o100755, 0o020600
@@ -72,7 +72,7 @@ def pack_initramfs(
         *(ArchiveMember(directory, _DIRECTORY) for directory in ("bin", "dev", "proc", "sys")),
         ArchiveMember("dev/console", _CHARACTER_DEVICE, device=(5, 1)),
         ArchiveMember("bin/busybox", _FILE, busybox),
-        ArchiveMember("collector", _FILE, collector_script().encode()),
+        ArchiveMember("collector", _FILE, build_collector_script().encode()),
         *(ArchiveMember(f"bin/{name}", _FILE, content) for name, content in programs.items()),
         ArchiveMember("init", _FILE, init.encode()),
     )
@@ -128,7 +128,7 @@ def crash_finding(console: str, source: str) -> Finding:
         "guest-crashed",
         "the test guest",
         expected="its kernel to come up",
-        observed=f"last line of its console: {last_line(console)!r}",
+        observed=f"last line of its console: {get_last_line(console)!r}",
         source=source,
     )
 
@@ -137,12 +137,12 @@ def silence_error(console: str, limit_s: float, source: str) -> ToolTimeoutError
     """Return the error of a guest that did not power off in time."""
     return ToolTimeoutError(
         f"{source}: expected the test guest to power off within {limit_s:g} s, found it running; "
-        f"last line of its console: {last_line(console)!r}",
+        f"last line of its console: {get_last_line(console)!r}",
         hint=f"raise --timeout, or {CONSOLE_HINT}",
     )
 
 
-def partial_report_error(size: int, source: str) -> HostError:
+def make_report_error(size: int, source: str) -> HostError:
     """The error for a guest that started and sent part of its report. size: bytes received."""
     return HostError(
         f"{source}: the test guest's report ends after {size} bytes",
@@ -155,7 +155,7 @@ def has_booted(console: str) -> bool:
     return BEGIN in console
 
 
-def last_line(console: str) -> str:
+def get_last_line(console: str) -> str:
     """Return the last line of a guest's console, with printable characters only."""
     last = next((line for line in reversed(console.splitlines()) if line.strip()), "")
     return "".join(letter for letter in last.strip() if letter.isprintable())[:200]

@@ -49,16 +49,16 @@ def offers_kvm(uri: str) -> bool:
     return run(("virsh", "-c", uri, *words), _ASK_S).returncode == 0
 
 
-def qemu_user(uri: str) -> int | None:
+def find_qemu_user(uri: str) -> int | None:
     """Return the number of the user as which this libvirt's QEMU runs; None if unknown."""
     answer = run(("virsh", "-q", "-c", uri, "capabilities"), _ASK_S)
     try:
-        return user_of_capabilities(answer.stdout) if answer.returncode == 0 else None
+        return parse_user(answer.stdout) if answer.returncode == 0 else None
     except InputError:
         return None
 
 
-def user_of_capabilities(text: str) -> int | None:
+def parse_user(text: str) -> int | None:
     """Return the user in the base label of libvirt's security driver "dac", "+64055:+64055".
 
     None for a libvirt of a session, which runs QEMU as the session's user. Raises
@@ -95,7 +95,7 @@ def boot(
             run(("virsh", "-q", "-c", uri, "destroy", name), _ASK_S)
 
 
-def daemon_trouble(refusals: tuple[Finding, ...], uri: str) -> tuple[Finding, ...]:
+def find_daemon_trouble(refusals: tuple[Finding, ...], uri: str) -> tuple[Finding, ...]:
     """Return a finding that replaces an error unrelated to the definition; () if it is.
 
     libvirt names the part of a document that it rejects. With any other error it cannot start

@@ -25,14 +25,14 @@ from homenode.bdf import Bdf
 from homenode.cpuset import CpuSet
 from homenode.errors import HostError
 from homenode.machine.topology import Host
-from homenode.plan.shape.aperture import DEFAULT_WINDOW_BYTES, prefetchable_window_bytes
+from homenode.plan.shape.aperture import DEFAULT_WINDOW_BYTES, compute_window_bytes
 from homenode.plan.shape.guest_topology import INTEL_MODELS
 from homenode.units import GIB, MIB
 from homenode.vm.domain.controllers import QEMU_NAMESPACE, read_hole, read_window_mib
 from homenode.vm.domain.document import Document
 from homenode.vm.domain.hostdevs import list_addressed
 from homenode.vm.model import GuestAddress, GuestPciController, Vm, VmCell
-from homenode.vm.targets.qemu_command import slots_shared
+from homenode.vm.targets.qemu_command import list_shared_slots
 
 SUBSTITUTE_CPU_MODEL = "Skylake-Server"
 _L3 = ("emulate", "passthrough", "disable")
@@ -102,7 +102,7 @@ class AddressMap(Struct, frozen=True):
     shift: int  # bits by which memory is scaled down
 
 
-def address_map(document: Document, guest: Vm, host: Host) -> AddressMap | None:
+def map_addresses(document: Document, guest: Vm, host: Host) -> AddressMap | None:
     """The address map of a guest's devices; None if none of them has a large BAR that is known."""
     devices = [
         device
@@ -125,7 +125,7 @@ def address_map(document: Document, guest: Vm, host: Host) -> AddressMap | None:
         return None
     memory = max(guest.memory_bytes + guest.memory_device_bytes, guest.max_memory_bytes or 0)
     hole, window = read_hole(document), read_window_mib(document)
-    space = max(prefetchable_window_bytes(devices), hole or 0, (window or 0) * MIB)
+    space = max(compute_window_bytes(devices), hole or 0, (window or 0) * MIB)
     # The firmware puts the window at a multiple of its size.
     needed_bytes = (-(-(memory + _LOW_BYTES) // space) + 1) * space
     shift = max(0, (needed_bytes - 1).bit_length() - TCG_ADDRESS_BITS)
@@ -249,7 +249,7 @@ class MinimalGuest(Struct, frozen=True, kw_only=True, gc=False):
         """Return (bus, device) of slots with a function other than 0."""
         places = [address for address, _ in self.devices]
         places += [c.address for c in self.vm.controllers if c.address is not None]
-        return slots_shared(places)
+        return list_shared_slots(places)
 
 
 def build_test_guest(
@@ -278,11 +278,11 @@ def build_test_guest(
             f"{facts.vcpus}",
             hint="verify the definition alone, and the real guest with --guest",
         )
-    ratio = memory_ratio([c.memory_bytes for c in facts.cells] or [facts.memory_bytes])
+    ratio = compute_memory_ratio([c.memory_bytes for c in facts.cells] or [facts.memory_bytes])
     controllers, devices = _build_tree(document, facts)
     direct = not through_libvirt
     wants_uefi = facts.firmware is not None and facts.firmware != "bios"
-    space = address_map(document, facts, host) if direct and host is not None else None
+    space = map_addresses(document, facts, host) if direct and host is not None else None
     bare = MinimalGuest(
         vm=Vm(
             name=facts.name,
@@ -313,7 +313,7 @@ def build_test_guest(
     return replace(bare, vm=vm, left_out=omissions, is_split=is_split)
 
 
-def memory_ratio(sizes: list[int]) -> tuple[int, int]:
+def compute_memory_ratio(sizes: list[int]) -> tuple[int, int]:
     """Return the ratio that scales the smallest cell to MIN_CELL_BYTES, if the total fits then."""
     sizes = [size for size in sizes if size] or [1]
     total, smallest = sum(sizes), min(sizes)
@@ -362,7 +362,7 @@ def _list_omissions(
         yield "UEFI firmware" + ("" if has_ovmf else " (no image here: apt-get install ovmf)")
     if facts.hostdevs and stand_in.space is None:
         reason = " (the devices' host is unknown)" if host is None else ""
-        if host is None or address_map(document, facts, host) is not None:
+        if host is None or map_addresses(document, facts, host) is not None:
             yield f"the devices' BARs and the address space for them{reason}"
     elif stand_in.space is not None and stand_in.space.shift:
         divisor = 1 << stand_in.space.shift

@@ -19,7 +19,7 @@ from homenode.check.verify.boot.boot_directory import (
     allow_qemu,
     boot_directory,
     copy_for_qemu,
-    domain_name,
+    make_domain_name,
 )
 from homenode.check.verify.boot.forms import (
     PROGRAM,
@@ -34,7 +34,7 @@ from homenode.check.verify.boot.guest_files import (
     can_use_kvm,
     find_guest_files,
     find_ovmf,
-    qemu_program,
+    find_qemu,
 )
 from homenode.check.verify.boot.initramfs import (
     CONSOLE_HINT,
@@ -42,8 +42,8 @@ from homenode.check.verify.boot.initramfs import (
     check_kernel,
     crash_finding,
     has_booted,
+    make_report_error,
     pack_initramfs,
-    partial_report_error,
     refusal_finding,
     silence_error,
 )
@@ -57,7 +57,7 @@ from homenode.process import ToolMissingError, ToolTimeoutError, run
 from homenode.safe.durable import create_file, replace_file
 from homenode.safe.input_files import read_plain
 from homenode.vm.domain.document import Document
-from homenode.vm.guest_observation import path_of_address, paths_of_guest
+from homenode.vm.guest_observation import find_guest_path, map_guest_paths
 from homenode.vm.hypervisor.connection import is_local
 from homenode.vm.model import Vm
 from homenode.vm.targets.qemu_command import parse_options
@@ -132,7 +132,7 @@ def boot_stand_in(
     start_s = time.monotonic()
     with boot_directory(uri) as directory, contextlib.ExitStack() as ends:
         refusals: tuple[Finding, ...] = ()
-        name = domain_name(directory)
+        name = make_domain_name(directory)
         user = os.geteuid()
         if through is not None:
             try:
@@ -161,7 +161,7 @@ def boot_stand_in(
             try:
                 console = guests[0].console
                 refusals = libvirt_boot.boot(through, xml, name, console, patience_s, facts.source)
-                excuse = libvirt_boot.daemon_trouble(refusals, through)
+                excuse = libvirt_boot.find_daemon_trouble(refusals, through)
             except ToolTimeoutError as error:
                 if kvm:
                     raise
@@ -244,7 +244,7 @@ def _allow_qemu(directory: Path, uri: str) -> int:
     """Give the user of a libvirt's QEMU access to the directory, and return it. Raises OSError."""
     if not is_local(uri):
         raise OSError(errno.EREMOTE, "on another machine than libvirt")
-    user = libvirt_boot.qemu_user(uri)
+    user = libvirt_boot.find_qemu_user(uri)
     if user in (None, os.geteuid()):
         return os.geteuid()
     allow_qemu(directory, user)
@@ -262,7 +262,7 @@ def _split_guest(stand_in: MinimalGuest, source: str) -> Iterator[tuple[MinimalG
 
 
 def _find_qemu() -> str:
-    program = qemu_program()
+    program = find_qemu()
     if program is None:
         raise ToolMissingError(PROGRAM)
     return program
@@ -408,16 +408,16 @@ def _read(guest: _Guest, name: str) -> tuple[Host | None, tuple[Finding, ...]]:
         console = guest.console.decode_output()
         if not has_booted(console):
             return None, (crash_finding(console, guest.source),)
-        raise partial_report_error(len(guest.report.read_output()), guest.source)
+        raise make_report_error(len(guest.report.read_output()), guest.source)
     report, _, log = text.partition(f"\n{LOG}\n")
     create_file(guest.directory / "kernel-log", log.encode())
     host = discover(parse_collected(report, f"stand-in of {name}"))
-    stand_in, paths = guest.stand_in, paths_of_guest(host)
+    stand_in, paths = guest.stand_in, map_guest_paths(host)
     names = {
         paths[path]: str(bdf)
         for address, bdf in stand_in.devices
         if bdf is not None
-        and (path := path_of_address(address, stand_in.vm.controllers)) is not None
+        and (path := find_guest_path(address, stand_in.vm.controllers)) is not None
         and path in paths
     }
     return host, tuple(check_kernel(log, names, guest.source))

@@ -31,23 +31,23 @@ from homenode.check.verify.live.procfs import (
     ThreadKind,
     ThreadLimit,
     VmThread,
-    domain_name,
+    classify_thread,
+    find_domain_name,
     list_cgroups,
     parse_backends,
     parse_maps,
     parse_numa_maps,
     parse_stat,
     parse_vfio_interrupts,
-    status_field,
-    thread_kind,
+    read_status_field,
 )
 from homenode.cpuset import CpuSet, NodeIndex
 from homenode.errors import HostError, ParseError, UsageError
 from homenode.findings import Findings, Gap, sort_findings
-from homenode.process import arguments_after
+from homenode.process import find_arguments
 from homenode.safe.input_files import read_kernel_file
 from homenode.text import command_line
-from homenode.units import KIB, whole_number
+from homenode.units import KIB, parse_whole
 from homenode.vm.domain.read import build_vm, open_domain
 from homenode.vm.hypervisor.connection import is_local
 from homenode.vm.hypervisor.virsh import Virsh
@@ -85,7 +85,7 @@ def capture_running_vm(
     devices = tuple(hostdev.bdf for hostdev in expected_vm.hostdevs)
     nodes = ((bdf, proc.read(f"/sys/bus/pci/devices/{bdf}/numa_node")) for bdf in devices)
     return RunningVm(
-        name=domain_name(argv) or uuid,
+        name=find_domain_name(argv) or uuid,
         uuid=uuid,
         process=process,
         threads=tuple(_list_threads(proc, process)),
@@ -97,7 +97,7 @@ def capture_running_vm(
         node_of_device=tuple(
             (bdf, NodeIndex(node))
             for bdf, text in nodes
-            if text is not None and (node := whole_number(text.strip())) is not None
+            if text is not None and (node := parse_whole(text.strip())) is not None
         ),
         neighbours=_find_neighbours(proc, process, expected_vm.pinned_pus, watched_s),
         watched_s=watched_s,
@@ -132,7 +132,7 @@ class ProcFiles:
         except OSError:
             return ()
         ends = (name.removeprefix(prefix) for name in names if name.startswith(prefix))
-        numbers = map(whole_number, ends)
+        numbers = map(parse_whole, ends)
         return tuple(sorted(number for number in numbers if number is not None))
 
     def find_own_processes(self) -> tuple[int, ...]:
@@ -163,7 +163,7 @@ def _process_of(proc: ProcFiles, uuid: str) -> tuple[int, tuple[str, ...]]:
     candidates = []
     for process in proc.list_numbers("/proc"):
         argv = proc.read_argv(process)
-        if uuid in arguments_after(argv, "-uuid"):
+        if uuid in find_arguments(argv, "-uuid"):
             # A process can set any name; QEMU also has vCPU threads.
             kinds = {thread.kind for thread in _list_threads(proc, process)}
             candidates.append((bool(kinds - {ThreadKind.EMULATOR}), process, argv))
@@ -190,13 +190,13 @@ def _list_threads(proc: ProcFiles, process: int) -> Iterator[VmThread]:
 
 def _read_thread(proc: ProcFiles, process: int, task: int, *, with_cgroup: bool) -> VmThread | None:
     directory = f"/proc/{process}/task/{task}"
-    cpu_list = status_field(proc.read(f"{directory}/status") or "", "Cpus_allowed_list")
+    cpu_list = read_status_field(proc.read(f"{directory}/status") or "", "Cpus_allowed_list")
     if cpu_list is None:
         return None
     allowed_cpus = CpuSet.parse(cpu_list, f"{directory}/status")
     name = (proc.read(f"{directory}/comm") or "").rstrip("\n")
     cgroup = proc.read(f"{directory}/cgroup") if with_cgroup else None
-    kind, number = thread_kind(name, cgroup or "")
+    kind, number = classify_thread(name, cgroup or "")
     return VmThread(task, name, kind, number, allowed_cpus)
 
 
@@ -236,12 +236,12 @@ def _read_quota(proc: ProcFiles, directory: str) -> float | None:
     """A cgroup's share of CPUs, 1.0 = one; None if nothing limits it. Of version 2, then 1."""
     for root in (_CGROUPS, f"{_CGROUPS}/unified"):
         words = (proc.read(f"{root}{directory}/cpu.max") or "").split()
-        match [whole_number(word) for word in words]:
+        match [parse_whole(word) for word in words]:
             case [int(quota), int(period)]:
                 return quota / max(1, period)
     for root in (f"{_CGROUPS}/cpu", f"{_CGROUPS}/cpu,cpuacct"):
         texts = (proc.read(f"{root}{directory}/cpu.cfs_{name}_us") or "" for name in _QUOTA)
-        match [whole_number(text.strip()) for text in texts]:
+        match [parse_whole(text.strip()) for text in texts]:
             case [int(quota), int(period)]:
                 return quota / max(1, period)
     return None
@@ -292,8 +292,8 @@ def _is_memory(area: ProcessMapping, policy: MappedMemory, sizes: Iterable[int])
 
 
 def _parse_bytes(text: str, label: str) -> int | None:
-    kib = (status_field(text, label) or "").removesuffix(" kB").strip()
-    number = whole_number(kib)
+    kib = (read_status_field(text, label) or "").removesuffix(" kB").strip()
+    number = parse_whole(kib)
     return None if number is None else number * KIB
 
 
@@ -367,7 +367,7 @@ def _find_neighbours(
         Neighbour(
             process=process,
             name=members[0][0].thread.name,
-            domain=domain_name(proc.read_argv(process))
+            domain=find_domain_name(proc.read_argv(process))
             if "-uuid" in proc.read_argv(process)
             else None,
             threads=len(members),

@@ -17,7 +17,7 @@ from homenode.check.verify.live.procfs import (
 from homenode.cpuset import CpuSet, NodeIndex
 from homenode.findings import Finding, Findings, Severity, finding, sort_findings
 from homenode.text import format_cpus, plural
-from homenode.units import KIB, format_bytes, whole_number
+from homenode.units import KIB, format_bytes, parse_whole
 from homenode.vm.facts import FactValues, VmComparison, VmFact, diff
 from homenode.vm.model import MemoryDevice, Vm, VmCell
 
@@ -260,7 +260,7 @@ def check_groups(expected_vm: Vm, vm: RunningVm) -> Iterator[Finding]:
     for limit in vm.group_limits:
         text, by = limit.text.replace("\n", "; "), f"{limit.file} of cgroup {limit.directory}"
         value = text.split()[-1]
-        number = whole_number(value)
+        number = parse_whole(value)
         if limit.file.startswith("memory."):
             if number is not None and number < memory:
                 fair, size = f"{format_bytes(memory)} or more", format_bytes(number)

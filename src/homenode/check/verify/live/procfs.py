@@ -15,7 +15,7 @@ from homenode.bdf import Bdf
 from homenode.cpuset import CpuSet, NodeIndex
 from homenode.errors import HomenodeError, ParseError
 from homenode.findings import Gap
-from homenode.process import arguments_after
+from homenode.process import find_arguments
 from homenode.units import KIB, parse_bytes
 from homenode.vm.targets.qemu_command import split_fields
 
@@ -201,12 +201,12 @@ KERNEL_THREAD = 0x0020_0000
 """PF_KTHREAD in the flags of a task. Source: include/linux/sched.h."""
 
 
-def thread_kind(name: str, cgroup: str) -> tuple[ThreadKind, int | None]:
+def classify_thread(name: str, cgroup: str) -> tuple[ThreadKind, int | None]:
     """Return the role of a thread of QEMU, by its name, else by its cgroup.
 
-    >>> thread_kind("CPU 3/KVM", ""), thread_kind("IO iothread2", "")
+    >>> classify_thread("CPU 3/KVM", ""), classify_thread("IO iothread2", "")
     ((<ThreadKind.VCPU: 'vcpu'>, 3), (<ThreadKind.IOTHREAD: 'iothread'>, 2))
-    >>> thread_kind("qemu-kvm", "0::/machine.slice/machine-qemu.scope/libvirt/vcpu1")[1]
+    >>> classify_thread("qemu-kvm", "0::/machine.slice/machine-qemu.scope/libvirt/vcpu1")[1]
     1
     """
     if name.startswith("ALL CPUs/"):
@@ -220,7 +220,7 @@ def thread_kind(name: str, cgroup: str) -> tuple[ThreadKind, int | None]:
     return ThreadKind.EMULATOR, None
 
 
-def status_field(text: str, label: str) -> str | None:
+def read_status_field(text: str, label: str) -> str | None:
     """Return the value of a line "Label:\\tvalue" in /proc/PID/status, or None."""
     for line in text.splitlines():
         name, colon, value = line.partition(":")
@@ -293,13 +293,13 @@ def _parse_policy(line: str) -> MappedMemory:
     )
 
 
-def domain_name(argv: Sequence[str]) -> str | None:
+def find_domain_name(argv: Sequence[str]) -> str | None:
     """Return the guest's name of a QEMU command line, or None if there is no -name.
 
-    >>> domain_name(("qemu-system-x86_64", "-name", "guest=a,,b,debug-threads=on"))
+    >>> find_domain_name(("qemu-system-x86_64", "-name", "guest=a,,b,debug-threads=on"))
     'a,b'
     """
-    for value in arguments_after(argv, "-name"):
+    for value in find_arguments(argv, "-name"):
         first, pairs = split_fields(value)
         return dict(pairs).get("guest", first)
     return None
@@ -308,7 +308,7 @@ def domain_name(argv: Sequence[str]) -> str | None:
 def parse_backends(argv: Sequence[str]) -> tuple[BackendObject, ...]:
     """Return the memory backends of a QEMU command line."""
     objects = []
-    for value in arguments_after(argv, "-object"):
+    for value in find_arguments(argv, "-object"):
         kind, pairs = split_fields(value)
         if not kind.startswith("memory-backend-"):
             continue

@@ -10,7 +10,7 @@ from pathlib import Path
 from msgspec.structs import replace
 
 from homenode import __version__
-from homenode.cli.bench import shown_progress
+from homenode.cli.bench import show_progress
 from homenode.cli.terminal import check_can_write, make_console, note, print_json, say, write_text
 from homenode.cluster.slurm import client
 from homenode.cluster.slurm.arguments import (
@@ -24,21 +24,21 @@ from homenode.cluster.slurm.study.experiments import (
     NO_PARTITION,
     Study,
     check_options,
-    longest_chain,
+    count_longest_chain,
 )
 from homenode.cluster.slurm.study.report import study_report
 from homenode.cluster.slurm.study.run import SlurmQueue, make_study
 from homenode.cluster.slurm.study.text import (
+    build_study_page,
+    build_study_summary,
     format_slurm_study,
-    slurm_study_page,
-    slurm_study_summary,
 )
 from homenode.cluster.slurm.tools.slurm_nodes import expand_hostlist
 from homenode.cpuset import CpuSet
 from homenode.errors import FINDINGS, HostError, InputError, UsageError, exclusive
 from homenode.formats import encode
 from homenode.measure.experiment import Progress, WaitPolicy, run_tasks
-from homenode.show.html import html_page
+from homenode.show.html import render_page
 from homenode.show.trial_text import format_missing
 from homenode.text import command_line, format_duration, plural
 from homenode.vm.sources import load_host
@@ -132,7 +132,7 @@ def _open_study(
     """Return the existing study or a new one, and whether it is new."""
     if directory.has_journal:
         existing = directory.load()
-        if differing := _differing_options(existing, options, host):
+        if differing := _list_differing_options(existing, options, host):
             raise UsageError(
                 f"{directory.path}: expected the options of the study that is there, found others: "
                 f"{', '.join(differing)}",
@@ -148,7 +148,7 @@ def _open_study(
     return directory.create(new, described_host), True
 
 
-def _differing_options(existing: Study, options: StudyOptions, host: str | None) -> list[str]:
+def _list_differing_options(existing: Study, options: StudyOptions, host: str | None) -> list[str]:
     """Return the user's options that differ from those of the study."""
     unsaid = type(options)()
     passed_options = {"homenode", *(["account"] if options.account is None else [])}
@@ -167,7 +167,7 @@ def _differing_options(existing: Study, options: StudyOptions, host: str | None)
 def _run_study(directory: StudyDirectory, study: Study, is_new: bool, patience: WaitPolicy) -> None:
     queue = SlurmQueue(directory, study, grace_s=GRACE_POLLS * patience.poll_s)
     note(f"study {study.id} in {directory.path}")
-    with shown_progress("jobs") as observe:
+    with show_progress("jobs") as observe:
         try:
             progress = run_tasks(queue, observe, patience, retry=not is_new)
         except KeyboardInterrupt:
@@ -209,7 +209,7 @@ def _say_scripts(directory: StudyDirectory, study: Study) -> None:
     limit = f"up to {plural(study.options.minutes, 'minute')} each"
     say(f"wrote {directory.path / 'jobs'}: {jobs} of {limit}, none submitted")
     if study.experiments:
-        seconds = 60 * study.options.minutes * longest_chain(study.all_experiments())
+        seconds = 60 * study.options.minutes * count_longest_chain(study.all_experiments())
         note(
             f"takes at most {format_duration(seconds)}, if no job waits behind those of other users"
         )
@@ -269,12 +269,12 @@ def report(arguments: SlurmReportArguments) -> None:
     result = study_report(source, sources)
     if output is not None:
         when = f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC, homenode {__version__}"
-        write_text(output, html_page(slurm_study_page(result, when)))
+        write_text(output, render_page(build_study_page(result, when)))
         note(f"wrote {output}")
     elif arguments.json:
         print_json(encode("slurm-report", result))
     elif not arguments.explain:
         words = ("homenode", "slurm", "report", *arguments.directories, "--explain")
-        make_console().print(slurm_study_summary(result, command_line(*words)))
+        make_console().print(build_study_summary(result, command_line(*words)))
     else:
         make_console().print(format_slurm_study(result))

@@ -25,10 +25,10 @@ from homenode.cluster.slurm.study.evidence import (
     JobEvidence,
     StudySources,
     build_evidence,
-    evidence_of_logs,
-    evidence_of_runs,
     find_sharing,
     gpu_hours,
+    list_log_evidence,
+    list_run_evidence,
     parse_collective,
     parse_record,
 )
@@ -38,8 +38,8 @@ from homenode.cluster.slurm.study.experiments import (
     Experiment,
     NodeSharing,
     Study,
+    format_script_name,
     render_script,
-    script_name,
 )
 from homenode.errors import HomenodeError, HostError, InputError, find_near, not_found
 from homenode.findings import Gap
@@ -47,12 +47,12 @@ from homenode.machine.topology import Host
 from homenode.measure.experiment import ExperimentJournal
 from homenode.measure.imported_files import find_directories
 from homenode.measure.results.store import FILE, load_runs, read_run
-from homenode.measure.run_directory import HOST, gaps_of_run
+from homenode.measure.run_directory import HOST, list_run_gaps
 from homenode.safe.durable import open_directory, replace_file
 from homenode.safe.input_files import open_below
 from homenode.text import command_line
-from homenode.units import whole_number
-from homenode.vm.sources import host_of_text, load_host
+from homenode.units import parse_whole
+from homenode.vm.sources import load_host, parse_host
 
 JOURNAL = "study.jsonl"
 DESCRIBED = "host.json"
@@ -134,7 +134,7 @@ class StudyDirectory(ExperimentJournal[Study, StudyEntry]):
         absent = (
             experiment
             for experiment in study.all_experiments()
-            if not (self.path / script_name(experiment)).exists()
+            if not (self.path / format_script_name(experiment)).exists()
         )
         self.write_scripts(study, tuple(absent))
         return study
@@ -149,7 +149,7 @@ class StudyDirectory(ExperimentJournal[Study, StudyEntry]):
 
     def _reject_other_scripts(self, study: Study) -> None:
         """Raise HostError if jobs/ has scripts of jobs that this study does not have."""
-        names = {script_name(experiment) for experiment in study.all_experiments()}
+        names = {format_script_name(experiment) for experiment in study.all_experiments()}
         paths = sorted((self.path / "jobs").glob("*.sbatch"))
         if others := [path for path in paths if f"jobs/{path.name}" not in names]:
             raise HostError(
@@ -163,7 +163,7 @@ class StudyDirectory(ExperimentJournal[Study, StudyEntry]):
         with self.convert_errors():
             for experiment in experiments:
                 script = render_script(experiment, study.options, study.id)
-                path = self.path / script_name(experiment)
+                path = self.path / format_script_name(experiment)
                 replace_file(path, script.encode(), 0o755, synced=False)
 
     def note(self, study: Study, entry: StudyEntry) -> Study:
@@ -181,7 +181,7 @@ class StudyDirectory(ExperimentJournal[Study, StudyEntry]):
                 if (experiment.id, task) in self._done:
                     continue  # what is done stays done: a large study is not walked each time
                 tries = find_attempts(self.path, experiment.id, task)
-                if (attempt := done_attempt(self.path, experiment.id, task)) is not None:
+                if (attempt := find_done_attempt(self.path, experiment.id, task)) is not None:
                     self._done[experiment.id, task] = _read_duration(attempt)
                 elif tries and (status := _exit_status(tries[-1])) is not None:
                     exits[experiment.id, task] = status
@@ -254,7 +254,7 @@ def _apply(study: Study, entry: StudyEntry, place: str) -> Study:
         case StudyEntry(experiments=planned) if planned:
             _check(planned, place)
             return replace(study, experiments=planned)
-        case StudyEntry(submitted=str(experiment), job=str(job)) if whole_number(job) is not None:
+        case StudyEntry(submitted=str(experiment), job=str(job)) if parse_whole(job) is not None:
             return replace(study, jobs=(*study.jobs, (experiment, job)))
         case StudyEntry(rejected=str(experiment), reason=str(reason)):
             return replace(study, rejected=(*study.rejected, (experiment, reason)))
@@ -315,7 +315,7 @@ def read_sources(directories: Iterable[Path]) -> StudySources:
         if (directory / JOURNAL).is_file():
             sources = read_study(directory.resolve(), StudyDirectory(directory).study())
         else:
-            sources = _foreign_sources(directory)
+            sources = _read_foreign_sources(directory)
         total = StudySources(
             jobs=total.jobs + sources.jobs,
             collective=sources.collective or total.collective,
@@ -338,7 +338,7 @@ def read_study(directory: Path, study: Study) -> StudySources:
     runs = {path.parent.name: path.parent for path in paths}
     for experiment in study.experiments:
         for task in range(experiment.jobs):
-            attempt = done_attempt(directory, experiment.id, task)
+            attempt = find_done_attempt(directory, experiment.id, task)
             if attempt is None:
                 continue
             texts = _read_texts(attempt)
@@ -356,11 +356,11 @@ def read_study(directory: Path, study: Study) -> StudySources:
             app = study.options.app
             if app and not any(s.metric.startswith("app-") for s in evidence.samples):
                 unmeasured.append((name, f"no result of {Path(app[0]).name}"))
-    gaps += _shared_gaps(jobs)
+    gaps += _list_shared_gaps(jobs)
     return StudySources(
         jobs=tuple(jobs),
         collective=collective,
-        missing=tuple(_missing_results(directory, study)),
+        missing=tuple(_list_missing_results(directory, study)),
         gaps=tuple(gaps),
         unmeasured=tuple(unmeasured),
     )
@@ -381,10 +381,10 @@ def _read_evidence(
     host, machine = hosts.lookup(experiment, directory)
     record = parse_record(texts, experiment.gpus)
     evidence = build_evidence(experiment, run, record, host, machine)
-    return replace(evidence, gaps=(*evidence.gaps, *gaps_of_run(directory)))
+    return replace(evidence, gaps=(*evidence.gaps, *list_run_gaps(directory)))
 
 
-def _shared_gaps(jobs: Iterable[JobEvidence]) -> Iterable[Gap]:
+def _list_shared_gaps(jobs: Iterable[JobEvidence]) -> Iterable[Gap]:
     """Yield unknown facts, each once for all its jobs."""
     names: dict[Gap, list[str]] = {}
     for job in jobs:
@@ -418,11 +418,11 @@ class _Hosts:
         content = StudyDirectory(self._directory).read(DESCRIBED)
         with contextlib.suppress(InputError):  # likewise
             if content is not None:
-                return host_of_text(content.decode("utf-8", "surrogateescape"), DESCRIBED)
+                return parse_host(content.decode("utf-8", "surrogateescape"), DESCRIBED)
         return None
 
 
-def done_attempt(directory: Path, experiment: str, task: int) -> Path | None:
+def find_done_attempt(directory: Path, experiment: str, task: int) -> Path | None:
     """Return the latest attempt that wrote all its files."""
     done_attempts = [
         attempt
@@ -446,12 +446,12 @@ def _read_texts(attempt: Path) -> dict[str, str]:
     return texts
 
 
-def _missing_results(directory: Path, study: Study) -> list[str]:
+def _list_missing_results(directory: Path, study: Study) -> list[str]:
     lines = []
     rejections, jobs = dict(study.rejected), study.latest_jobs()
     for experiment in study.all_experiments():
         for task in range(experiment.jobs):
-            if done_attempt(directory, experiment.id, task) is not None:
+            if find_done_attempt(directory, experiment.id, task) is not None:
                 continue
             tries = find_attempts(directory, experiment.id, task)
             name = experiment.id if experiment.jobs == 1 else f"{experiment.id} task {task}"
@@ -473,16 +473,16 @@ def _missing_results(directory: Path, study: Study) -> list[str]:
     return lines
 
 
-def _foreign_sources(directory: Path) -> StudySources:
+def _read_foreign_sources(directory: Path) -> StudySources:
     """Return the runs of jobs or of homenode import below a directory, or the logs themselves."""
     sources = find_directories(directory)
-    jobs = evidence_of_logs(sources.directories)
+    jobs = list_log_evidence(sources.directories)
     names = {job.name for job in jobs}
     logs = [name for source in sources.directories for name in source.texts if name not in names]
     gaps = [*sources.skipped, *(Gap(name, "no result of nvbandwidth in it") for name in logs)]
     gaps = [gap for gap in gaps if find_sharing(Path(gap.subject).stem) is not None]
     if directory.is_dir() and not jobs:
         loaded_runs = load_runs(directory)
-        jobs = evidence_of_runs(loaded_runs.runs)
+        jobs = list_run_evidence(loaded_runs.runs)
         gaps = [*loaded_runs.skipped] if jobs else gaps
     return StudySources(jobs=jobs, gaps=tuple(gaps))

@@ -17,7 +17,7 @@ from msgspec import Struct, structs
 from msgspec.structs import replace
 
 from homenode.cluster.slurm.job_allocation import NodeMachine
-from homenode.cluster.slurm.study.experiments import Experiment, NodeSharing, job_size
+from homenode.cluster.slurm.study.experiments import Experiment, NodeSharing, format_job_size
 from homenode.cluster.slurm.study.locality import JobLocality, Locality, place_by_homes, place_of
 from homenode.cluster.slurm.tools.scontrol import Job, parse_scontrol_jobs
 from homenode.errors import ParseError
@@ -100,7 +100,7 @@ class JobEvidence(Struct, frozen=True, kw_only=True):
     def shape(self) -> str:
         """The label of a shared job in comparisons. "1 GPU, alone", "2 GPUs, together", "slice
         gpu:1g.10gb, together"; "1 GPU, 2 of 4 together" if the others started too late."""
-        size = job_size(self.gpus, self.gres)
+        size = format_job_size(self.gpus, self.gres)
         match = _MET.fullmatch(self.record.met or "")
         if self.mode is NodeSharing.TOGETHER and match is not None and match[1] != match[2]:
             return f"{size}, {self.record.met} together"
@@ -232,7 +232,7 @@ def find_sharing(name: str) -> NodeSharing | None:
     return NodeSharing.ALONE if "alone" in words else NodeSharing.TOGETHER
 
 
-def evidence_of_logs(directories: Iterable[SourceDirectory]) -> tuple[JobEvidence, ...]:
+def list_log_evidence(directories: Iterable[SourceDirectory]) -> tuple[JobEvidence, ...]:
     """Return a job for each log of the two queues; other files are skipped."""
     jobs = []
     for directory in directories:
@@ -242,12 +242,12 @@ def evidence_of_logs(directories: Iterable[SourceDirectory]) -> tuple[JobEvidenc
             if mode is not None:
                 runs = build_runs([alone], ImportOptions(vantage=Vantage.JOB))
                 jobs += [
-                    _log_evidence(name, mode, text, run.run) for run in runs if run.run.samples
+                    _make_log_evidence(name, mode, text, run.run) for run in runs if run.run.samples
                 ]
     return _add_homes(jobs)
 
 
-def _log_evidence(name: str, mode: NodeSharing, text: str, run: Run) -> JobEvidence:
+def _make_log_evidence(name: str, mode: NodeSharing, text: str, run: Run) -> JobEvidence:
     """Return the allowed nodes from the log's last section."""
     binding = next(
         (section.binding for section in split_sections(text) if section.binding is not None), None
@@ -260,7 +260,7 @@ def _log_evidence(name: str, mode: NodeSharing, text: str, run: Run) -> JobEvide
     return _build_imported_evidence(mode, structs.replace(run, head=head), binding)
 
 
-def evidence_of_runs(runs: Iterable[Run]) -> tuple[JobEvidence, ...]:
+def list_run_evidence(runs: Iterable[Run]) -> tuple[JobEvidence, ...]:
     """Return the jobs of runs that are named like those of a study."""
     return _add_homes([job for run in runs for job in _run_evidence(run)])
 

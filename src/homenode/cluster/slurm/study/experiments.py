@@ -18,7 +18,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from homenode.cluster.slurm.arguments import StudyOptions
-from homenode.cluster.slurm.numbering import bindable_nodes, gpu_memory_nodes
+from homenode.cluster.slurm.numbering import find_gpu_memory_nodes, list_bindable_nodes
 from homenode.cluster.slurm.tools.slurm_nodes import ClusterNode
 from homenode.cpuset import CpuSet, NodeIndex
 from homenode.errors import UsageError, out_of_range, requires, unknown
@@ -71,7 +71,7 @@ class Experiment(Struct, frozen=True):
         """Binding and node sharing of its jobs, as the arrangement of their runs."""
         if self.mode is NodeSharing.EXCLUSIVE:
             return format_binding(self.numa)
-        return f"{job_size(self.gpus, self.gres)}, {self.mode}"
+        return f"{format_job_size(self.gpus, self.gres)}, {self.mode}"
 
 
 def format_binding(node: int | None) -> str:
@@ -79,7 +79,7 @@ def format_binding(node: int | None) -> str:
     return "bound to an unknown node" if node is None else f"bound to node {node}"
 
 
-def job_size(gpus: int, gres: str) -> str:
+def format_job_size(gpus: int, gres: str) -> str:
     """Return a job's GPUs as text: "2 GPUs", "slice gpu:1g.10gb"."""
     return plural(gpus, "GPU") if gres == "gpu" else f"slice {gres}"
 
@@ -263,11 +263,11 @@ def _first_nodes(
 
 def choose_bound_nodes(host: Host, options: StudyOptions) -> tuple[NumaNode, ...]:
     """Return the NUMA nodes with CPUs and memory, or the requested ones. Raises UsageError."""
-    nodes = bindable_nodes(host)
+    nodes = list_bindable_nodes(host)
     bindable = CpuSet(node.index for node in nodes)
     for index in options.numa or ():
         if index not in bindable:
-            owner = gpu_memory_nodes(host).get(NodeIndex(index))
+            owner = find_gpu_memory_nodes(host).get(NodeIndex(index))
             memory = "" if owner is None else f"; node {index} is memory of GPU {owner}"
             raise UsageError(
                 f"--numa {index}: {host.name} has CPUs and memory on nodes {bindable}{memory}"
@@ -304,7 +304,7 @@ def plan_experiments(
     for node in shared_nodes:
         of_nodes.setdefault(node.name, []).extend(plan_shared_jobs(node, options))
     for node in exclusive:
-        whole = _exclusive_experiments(node, hosts[node.name], options)
+        whole = _plan_exclusive(node, hosts[node.name], options)
         of_nodes.setdefault(node.name, []).extend(whole)
     for number in range(options.rounds):
         experiments += _round(of_nodes, number, experiments)
@@ -326,7 +326,7 @@ def plan_experiments(
     return tuple(experiments)
 
 
-def longest_chain(experiments: Iterable[Experiment]) -> int:
+def count_longest_chain(experiments: Iterable[Experiment]) -> int:
     """Return how many jobs run one after the other at most."""
     places: dict[str, int] = {}
     for experiment in experiments:
@@ -353,9 +353,7 @@ def _round(
             yield experiment
 
 
-def _exclusive_experiments(
-    node: ClusterNode, host: Host, options: StudyOptions
-) -> Iterator[Experiment]:
+def _plan_exclusive(node: ClusterNode, host: Host, options: StudyOptions) -> Iterator[Experiment]:
     for numa in choose_bound_nodes(host, options):
         yield Experiment(
             f"exclusive-{node.name}-numa{numa.index}",
@@ -418,13 +416,13 @@ def job_name(study: str, experiment: str) -> str:
     return f"hn-{study}-{experiment}"
 
 
-def script_name(experiment: Experiment) -> str:
+def format_script_name(experiment: Experiment) -> str:
     """Return the script's file, relative to the study's directory."""
     return f"jobs/{experiment.id}.sbatch"
 
 
 @cache
-def _script_template() -> Template:
+def _read_script_template() -> Template:
     environment = Environment(
         autoescape=select_autoescape(default_for_string=False),  # a shell reads it
         undefined=StrictUndefined,
@@ -445,12 +443,12 @@ def render_script(experiment: Experiment, options: StudyOptions, study: str) -> 
     link and a slow node can be distinguished.
     """
     names = experiment.nodes
-    return _script_template().render(
+    return _read_script_template().render(
         one=experiment,
         about=_ABOUT[experiment.mode].format(
             nodes=", ".join(names), numa=experiment.numa, jobs=experiment.jobs
         ),
-        file=script_name(experiment),
+        file=format_script_name(experiment),
         job_name=job_name(study, experiment.id),
         options=options,
         study=study,

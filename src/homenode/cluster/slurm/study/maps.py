@@ -159,7 +159,7 @@ class Outlier(Struct, frozen=True, kw_only=True):
     usual: float  # the median of that place on all nodes
 
 
-def slow_copies(matrices: Iterable[StudyMatrix]) -> tuple[Outlier, ...]:
+def find_slow_copies(matrices: Iterable[StudyMatrix]) -> tuple[Outlier, ...]:
     """An outlier for each node and metric with slow places, if three nodes have the place."""
     values: dict[tuple[str, int, str], dict[str, float]] = {}
     for matrix in matrices:

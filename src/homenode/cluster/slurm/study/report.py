@@ -26,8 +26,8 @@ from homenode.cluster.slurm.study.maps import (
     StudyMatrix,
     build_study_matrices,
     find_homes,
+    find_slow_copies,
     label_runs,
-    slow_copies,
 )
 from homenode.decide.alternative import group_runs
 from homenode.decide.compare import compare
@@ -71,7 +71,7 @@ def recommend_queues(
     answers = {
         "memory-bound GPU codes": _answer_copies(jobs, maps),
         "compute-bound GPU codes": _compute_answer(jobs),
-        "multi-GPU (NVLink)": _between_gpus(jobs),
+        "multi-GPU (NVLink)": _answer_between_gpus(jobs),
         "development, testing": _answer_development(jobs),
     }
     return tuple(
@@ -86,10 +86,10 @@ NEAR, FAR = "memory on the GPU's own node", "memory on another node"
 WHOLE, PARTS = "whole nodes", "parts of nodes"
 
 
-def copies_as_runs(jobs: Iterable[JobEvidence], metrics: Sequence[str] = COPIES) -> tuple[Run, ...]:
+def convert_copies(jobs: Iterable[JobEvidence], metrics: Sequence[str] = COPIES) -> tuple[Run, ...]:
     """Copies between host and GPUs by memory node and by shape of shared jobs; local first."""
     all_jobs = tuple(jobs)
-    homes = _homes_by_node(all_jobs)
+    homes = _group_homes(all_jobs)
 
     def label_of(job: JobEvidence, sample: Sample) -> str | None:
         if sample.metric not in metrics or sample.variant is not None:
@@ -125,7 +125,7 @@ class CopySpread(Struct, frozen=True, kw_only=True):
 
 def measure_spreads(jobs: tuple[JobEvidence, ...]) -> tuple[CopySpread, ...]:
     """Every kind of copy, in this order: local, remote, in shared jobs, between GPUs by binding."""
-    homes = _homes_by_node(jobs)
+    homes = _group_homes(jobs)
     values: dict[tuple[str, str, str], dict[tuple[object, ...], list[float]]] = {}
     for job in jobs:
         for sample in job.samples:
@@ -158,7 +158,7 @@ def measure_spreads(jobs: tuple[JobEvidence, ...]) -> tuple[CopySpread, ...]:
     return tuple(sorted(copies, key=place_of))
 
 
-def _homes_by_node(jobs: Sequence[JobEvidence]) -> dict[str, dict[str, int]]:
+def _group_homes(jobs: Sequence[JobEvidence]) -> dict[str, dict[str, int]]:
     nodes = {job.node for job in jobs}
     return {node: find_homes(member for member in jobs if member.node == node) for node in nodes}
 
@@ -179,17 +179,17 @@ def _copy_label(job: JobEvidence, sample: Sample, homes: Mapping[str, int]) -> s
 
 def compare_jobs(jobs: tuple[JobEvidence, ...]) -> Iterator[Comparison]:
     """Compare copies between host and GPUs by memory node, and other results by binding."""
-    ordered_jobs = sorted(jobs, key=_binding_order)
+    ordered_jobs = sorted(jobs, key=_rank_binding)
     by_binding = label_runs(
         ordered_jobs, lambda job, s: None if s.metric in COPIES else _format_binding(job)
     )
-    for runs in (copies_as_runs(jobs), by_binding):
+    for runs in (convert_copies(jobs), by_binding):
         alternatives = group_runs(runs)
         if len(alternatives) > 1:
             yield compare(alternatives)
 
 
-def _binding_order(job: JobEvidence) -> tuple[bool, int, str]:
+def _rank_binding(job: JobEvidence) -> tuple[bool, int, str]:
     """Return the sort key: whole nodes first, by NUMA node."""
     label = _format_binding(job)
     return job.mode is not NodeSharing.EXCLUSIVE, len(label), label
@@ -208,12 +208,12 @@ def _answer_copies(jobs: tuple[JobEvidence, ...], maps: Sequence[StudyMatrix]) -
         matrix for matrix in maps if matrix.metric == "h2d-bandwidth" and matrix.local is not None
     ]
     if not local:
-        return _unknown_answer("host to device was not measured from each NUMA node")
+        return _make_unknown_answer("host to device was not measured from each NUMA node")
     evidence = [describe_copies(matrix) for matrix in local[:_SHOWN]]
     # A slice of a GPU is not a part of this question.
     gpu_jobs = tuple(job for job in jobs if job.gres == "gpu")
     recommendation = recommend(
-        "", group_runs(copies_as_runs(gpu_jobs, COPIES[:2])), Objective.GPU_COPY
+        "", group_runs(convert_copies(gpu_jobs, COPIES[:2])), Objective.GPU_COPY
     )
     evidence.append(_format_evidence(recommendation))
     shared_jobs = [
@@ -232,7 +232,7 @@ def _answer_copies(jobs: tuple[JobEvidence, ...], maps: Sequence[StudyMatrix]) -
         reason = "shared jobs are placed away from their GPUs, or get less than local copies"
         return RecommendedQueue.EXCLUSIVE, reason, evidence, True
     if not shapes <= {recommendation.choice, *recommendation.also}:
-        return _unknown_answer(format_sentence(recommendation), *evidence)
+        return _make_unknown_answer(format_sentence(recommendation), *evidence)
     if all(place is JobLocality.KEPT for place in places):
         reason = "shared jobs are placed and bound at their GPUs, and copy as fast as whole nodes"
         return RecommendedQueue.EITHER, reason, evidence, True
@@ -278,7 +278,7 @@ def _compute_answer(jobs: tuple[JobEvidence, ...]) -> QueueAnswer:
         evidence = f"{metric}: {PARTS} {multiple} {WHOLE}, {effect.level}, n = {effect.boots}"
         if effect.outcome is Outcome.CANNOT_TELL:
             caveats = ", ".join(effect.caveats) or "its interval is wide"
-            return _unknown_answer(f"measure more jobs of each: {caveats}", evidence)
+            return _make_unknown_answer(f"measure more jobs of each: {caveats}", evidence)
         if effect.outcome is Outcome.NO_DIFFERENCE:
             reason = "your program runs as fast in a part of a node"
             return RecommendedQueue.SHARED, reason, (evidence,), True
@@ -296,7 +296,7 @@ def _compute_answer(jobs: tuple[JobEvidence, ...]) -> QueueAnswer:
     return RecommendedQueue.SHARED, reason, (nothing,), False
 
 
-def _between_gpus(jobs: tuple[JobEvidence, ...]) -> QueueAnswer:
+def _answer_between_gpus(jobs: tuple[JobEvidence, ...]) -> QueueAnswer:
     def label_of(job: JobEvidence, sample: Sample) -> str | None:
         if sample.metric != "p2p-bandwidth" or sample.variant is not None:
             return None
@@ -307,13 +307,13 @@ def _between_gpus(jobs: tuple[JobEvidence, ...]) -> QueueAnswer:
 
     runs = label_runs(jobs, label_of)
     if len({run.head.arrangement for run in runs}) < 2:
-        return _unknown_answer(
+        return _make_unknown_answer(
             "copies between GPUs were measured with one binding or without results"
         )
     recommendation = recommend("", group_runs(runs), Objective.MULTI_GPU)
     evidence = _format_evidence(recommendation)
     if recommendation.choice is None:
-        return _unknown_answer(format_sentence(recommendation), evidence)
+        return _make_unknown_answer(format_sentence(recommendation), evidence)
     if not recommendation.avoid:
         reason = "copies between GPUs do not pass the CPUs: no binding is shown to matter"
         return RecommendedQueue.EITHER, reason, (evidence,), True
@@ -348,7 +348,7 @@ def _answer_development(jobs: tuple[JobEvidence, ...]) -> QueueAnswer:
     return RecommendedQueue.EITHER, reason, evidence, True
 
 
-def _unknown_answer(reason: str, *evidence: str) -> QueueAnswer:
+def _make_unknown_answer(reason: str, *evidence: str) -> QueueAnswer:
     return RecommendedQueue.UNKNOWN, reason, evidence, False
 
 
@@ -410,7 +410,7 @@ def study_report(source: str, sources: StudySources) -> StudyReport:
         comparisons=tuple(compare_jobs(jobs)),
         jobs=tuple(_build_line(job) for job in jobs),
         recommendations=recommend_queues(jobs, maps),
-        outliers=slow_copies(maps),
+        outliers=find_slow_copies(maps),
         collective=collective,
         missing=sources.missing,
         gaps=(*sources.gaps, *(collective.gaps if collective is not None else ())),
@@ -422,7 +422,7 @@ def study_report(source: str, sources: StudySources) -> StudyReport:
 
 def _list_power(jobs: Iterable[JobEvidence]) -> Iterator[tuple[str, Mapping[str, float]]]:
     """Yield the power that jobs of each binding and shape drew."""
-    runs = label_runs(sorted(jobs, key=_binding_order), lambda job, _: _format_binding(job))
+    runs = label_runs(sorted(jobs, key=_rank_binding), lambda job, _: _format_binding(job))
     for alternative in group_runs(runs):
         if watts_by_test := power_by_test(alternative.series):
             yield alternative.label, watts_by_test

@@ -17,8 +17,8 @@ from homenode.cluster.slurm.arguments import StudyOptions
 from homenode.cluster.slurm.study.directory import (
     StudyDirectory,
     StudyEntry,
-    done_attempt,
     find_attempts,
+    find_done_attempt,
 )
 from homenode.cluster.slurm.study.experiments import (
     Experiment,
@@ -27,10 +27,10 @@ from homenode.cluster.slurm.study.experiments import (
     choose_bound_nodes,
     choose_nodes,
     describe_nodes,
+    format_script_name,
     job_name,
     plan_experiments,
     plan_shared_jobs,
-    script_name,
 )
 from homenode.cluster.slurm.tools.squeue import JobState, QueuedJob, needs_somebody
 from homenode.errors import InputError, NoAnswerError, ToolError, UsageError
@@ -196,7 +196,7 @@ class SlurmQueue:
     def _read_hosts(self) -> Mapping[str, Host]:
         hosts = {}
         for look in self.study.looks:
-            attempt = done_attempt(self._directory.path, look.id, 0)
+            attempt = find_done_attempt(self._directory.path, look.id, 0)
             assert attempt is not None, "all nodes are captured"
             try:
                 hosts[look.nodes[0]] = load_host(str(attempt / "host.tar.gz"))
@@ -215,7 +215,7 @@ class SlurmQueue:
         after = tuple(alive[name] for name in names if name in alive)
         try:
             job = client.submit(
-                self._directory.path, script_name(experiment), after, self._directory.owned
+                self._directory.path, format_script_name(experiment), after, self._directory.owned
             )
         except NoAnswerError:
             raise

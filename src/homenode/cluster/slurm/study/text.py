@@ -23,7 +23,7 @@ from homenode.show.bars import Bar, BarGroup, build_bar_chart
 from homenode.show.curves import Matrix as HeatMatrix
 from homenode.show.curves import heat_map
 from homenode.show.results_text import build_power_table
-from homenode.text import first_few, format_duration, plural
+from homenode.text import format_duration, plural, shorten_list
 
 _SHADES = 5
 _MAX_NAMED = 2
@@ -32,32 +32,32 @@ MAX_MAPS = 24
 """Maximum number of heat maps on a page: the first cluster nodes. Its tables have them all."""
 
 
-def slurm_study_summary(report: StudyReport, next_command: str) -> Doc:
+def build_study_summary(report: StudyReport, next_command: str) -> Doc:
     """Return the recommended queues, the facts behind them and what is not known, in 25 lines."""
     parts: list[Part] = [*_format_warnings(report), _queue_table(report)] if report.jobs else []
-    lines = tuple(_summary_lines(report))
+    lines = tuple(_format_summary_lines(report))
     width = max((len(label) for label, _, _ in lines), default=len("next")) + 2
     parts += [Text(f"{label:<{width}}{text}", look, hang=width) for label, text, look in lines]
     parts.append(Text(f"{'next':<{width}}{next_command}", hang=width, command=next_command))
     return Doc(_first_line(report), tuple(parts))
 
 
-def _summary_lines(report: StudyReport) -> Iterator[tuple[str, str, str]]:
+def _format_summary_lines(report: StudyReport) -> Iterator[tuple[str, str, str]]:
     """Yield labels with their text and its look."""
     matrices = (m for m in report.matrices if m.metric == "h2d-bandwidth" and m.local is not None)
     yield from (("copies", describe_copies(matrix), "") for matrix in islice(matrices, 1))
     if report.jobs:
-        yield "locality", _jobs_title(report), ""
+        yield "locality", _format_jobs_title(report), ""
     if report.outliers:
         texts = map(_describe_outlier, report.outliers)
-        yield "slow", first_few(texts, _MAX_NAMED, "; "), "bad"
+        yield "slow", shorten_list(texts, _MAX_NAMED, "; "), "bad"
     if report.missing:
-        yield "missing", first_few(report.missing, _MAX_NAMED, "; "), "bad"
+        yield "missing", shorten_list(report.missing, _MAX_NAMED, "; "), "bad"
     unknown = [str(gap) for gap in report.gaps]
     if report.jobs and not report.outliers and not _has_enough_nodes(report):
         unknown.append(_TOO_FEW_NODES)
     if unknown:
-        yield "unknown", first_few(unknown, _MAX_NAMED, "; "), "warn"
+        yield "unknown", shorten_list(unknown, _MAX_NAMED, "; "), "warn"
 
 
 def format_slurm_study(report: StudyReport) -> Doc:
@@ -76,17 +76,17 @@ def _first_line(report: StudyReport) -> str:
         jobs, nodes = plural(len(report.jobs), "job"), plural(len(report.nodes), "node")
         return f"{report.source}: cannot tell which queue is best: {jobs} on {nodes}"
     parts = [f"{queue} for {' and '.join(works)}" for queue, works in uses.items()]
-    lines = [f"{report.source}: {first_few(parts, n, '; ')}" for n in range(len(parts), 0, -1)]
+    lines = [f"{report.source}: {shorten_list(parts, n, '; ')}" for n in range(len(parts), 0, -1)]
     return next((line for line in lines if len(line) <= MAX_LINE), lines[-1])
 
 
-def slurm_study_page(report: StudyReport, stamp: str) -> Doc:
+def build_study_page(report: StudyReport, stamp: str) -> Doc:
     """Return the recommendations, drawn maps, bars and tables, then every map, job and unknown.
     stamp: time and program."""
     parts: list[Part] = list(_format_warnings(report))
     if report.jobs:
         parts.append(_queue_section(report))
-    if maps := tuple(_drawn_maps(report.matrices[:MAX_MAPS])):
+    if maps := tuple(_draw_maps(report.matrices[:MAX_MAPS])):
         parts.append(Section("Copies by NUMA node and GPU", (Gallery(maps),), "maps", "Maps"))
     if bars := tuple(_draw_bars(report.spreads)):
         about = "Copies by copy engine (CE) and by the GPU's own processors (SM)."
@@ -143,7 +143,7 @@ def _map(matrix: StudyMatrix) -> Section:
         shades = (
             _format_cell(cell, ends, matrix.metric, is_home=home == row) for cell, row in cells
         )
-        rows.append((_short_address(column), *shades))
+        rows.append((_shorten_address(column), *shades))
     heads = tuple(f"node {index}" for index in matrix.rows)
     parts: list[Part] = [Table(heads=("GPU", *heads), rows=tuple(rows), numeric=heads)]
     if matrix.local is not None and matrix.remote is not None:
@@ -170,7 +170,7 @@ def _format_cell(
     return Cell((f"[{text}]" if is_home else f"{text} ",), look)
 
 
-def _short_address(column: str) -> str:
+def _shorten_address(column: str) -> str:
     return column.removeprefix("0000:").removesuffix(":00.0").removesuffix(".0")
 
 
@@ -233,10 +233,10 @@ def _format_jobs(report: StudyReport) -> Section:
         if remark:
             look = "bad" if job.locality is JobLocality.LOST else ""
             parts.append(Text(f"{_job_name(job.name)}: {'; '.join(remark)}", look))
-    return Section(_jobs_title(report), tuple(parts))
+    return Section(_format_jobs_title(report), tuple(parts))
 
 
-def _jobs_title(report: StudyReport) -> str:
+def _format_jobs_title(report: StudyReport) -> str:
     """Return the number of jobs, their locality and their GPU-hours, with the job of all nodes."""
     jobs, collective = report.jobs, report.collective
     of_all = 0.0 if collective is None else collective.gpu_hours or 0.0
@@ -329,7 +329,7 @@ def _number(value: float, metric: str) -> str:
     return f"{value:.0f}" if metric.endswith("latency") else f"{value / 1e9:.1f}"
 
 
-def _drawn_maps(matrices: Sequence[StudyMatrix]) -> Iterator[Picture]:
+def _draw_maps(matrices: Sequence[StudyMatrix]) -> Iterator[Picture]:
     """Yield the heat maps; those of one metric have the same colours."""
     ends: dict[str, tuple[float, float]] = {}
     for matrix in matrices:
@@ -344,7 +344,7 @@ def _drawn_maps(matrices: Sequence[StudyMatrix]) -> Iterator[Picture]:
             "NUMA node of CPUs and memory",
             "GPU",
             tuple(f"NUMA {row}" for row in matrix.rows),
-            tuple(map(_short_address, matrix.columns)),
+            tuple(map(_shorten_address, matrix.columns)),
             matrix.cells,
         )
         caption = metric.better

@@ -105,7 +105,7 @@ def parse_owned_gpus(text: str, source: str) -> OwnedGpus:
     types: set[str] = set()
     is_complete = True
     sliced = False
-    for item in _outside_brackets(text):
+    for item in _split_outside_brackets(text):
         bare = item.removeprefix("gres/").removeprefix("gres:")
         if re.split("[:(]", bare, maxsplit=1)[0] not in ("gpu", "shard", "mps"):
             continue
@@ -144,14 +144,14 @@ def _parse_places(detail: str, source: str) -> tuple[int, ...] | None:
     return None
 
 
-def gpu_types(text: str) -> dict[str, int]:
+def parse_gpu_types(text: str) -> dict[str, int]:
     """GPUs of a node's Gres= by their type in small letters, as Slurm compares them; "" = no type.
 
-    >>> gpu_types("gpu:H100:6(S:0-1),gpu:a100:no_consume:2,nic:2"), gpu_types("gpu:8")
+    >>> parse_gpu_types("gpu:H100:6(S:0-1),gpu:a100:no_consume:2,nic:2"), parse_gpu_types("gpu:8")
     ({'h100': 6, 'a100': 2}, {'': 8})
     """
     counts: dict[str, int] = {}
-    for item in _outside_brackets(text):
+    for item in _split_outside_brackets(text):
         name, *words = item.partition("(")[0].split(":")
         if name != "gpu":
             continue
@@ -163,7 +163,7 @@ def gpu_types(text: str) -> dict[str, int]:
 
 def gpu_count(text: str) -> int | None:
     """Return the GPUs of a node's Gres= ("gpu:h100:8(S:0-1),nic:2"); None if it names none."""
-    counts = gpu_types(text)
+    counts = parse_gpu_types(text)
     return sum(counts.values()) if counts else None
 
 
@@ -171,7 +171,7 @@ def _is_decimal(text: str) -> bool:
     return text.isascii() and text.isdigit() and len(text) < 7
 
 
-def _outside_brackets(text: str) -> Iterator[str]:
+def _split_outside_brackets(text: str) -> Iterator[str]:
     """Return the items between commas outside round brackets."""
     depth = start = 0
     for at, letter in enumerate(text):
@@ -377,7 +377,7 @@ def _parse_job(
             share
             for match in fields.matches.get(_SHARE, ())
             if fields.state in RUNNING
-            for share in _shares(*match.groups(), source=source, line=block.first, lists=lists)
+            for share in _list_shares(*match.groups(), source=source, line=block.first, lists=lists)
         )
     except ParseError as error:
         return replace(unreadable, unreadable=error.reason)
@@ -390,7 +390,7 @@ def _parse_job(
     )
 
 
-def _shares(
+def _list_shares(
     nodes: str, ids: str, gres: str, *, source: str, line: int, lists: Hostlists
 ) -> Iterator[NodeShare]:
     cpu_ids = CpuSet.parse(ids, source) if ids and ids != "(null)" else None

@@ -16,7 +16,7 @@ from msgspec import Struct
 
 from homenode.errors import ParseError
 from homenode.machine.tools.lines import json_object
-from homenode.units import whole_number
+from homenode.units import parse_whole
 
 MAX_NAMES = 65_536
 """Limit of names, so that a hostile n[0-999999999] costs nothing."""
@@ -141,7 +141,7 @@ def _expand_range(text: str, source: str, line: int | None, space: int) -> Itera
     """Yield the numbers of a bracket, with the leading zeros that they have."""
     for item in text.split(","):
         first, dash, last = item.partition("-")
-        lowest, highest = (whole_number(end, 9) for end in (first, last if dash else first))
+        lowest, highest = (parse_whole(end, 9) for end in (first, last if dash else first))
         if lowest is None or highest is None:
             raise ParseError(source, "numbers such as [01-36,40]", item, line=line)
         if highest < lowest or highest - lowest >= space:
@@ -196,7 +196,7 @@ _SHAPE = {
 }
 
 
-def shown_shapes(text: str, source: str) -> dict[str, NodeShape | None]:
+def read_shapes(text: str, source: str) -> dict[str, NodeShape | None]:
     """Shapes by node name from `scontrol show node`: as text, with --oneliner too, or with --json.
 
     None for a repeated node, or for a repeated or empty field: comments, reasons and features of
@@ -250,7 +250,7 @@ def node_shape(values: dict[str, str], source: str, line: int | None) -> NodeSha
         text = next((values[key] for key in keys if values.get(key)), None)
         if text is None:
             return None
-        count = whole_number(text)
+        count = parse_whole(text)
         if count is None or not 0 < count <= 65_536:
             raise ParseError(source, f"{keys[0]}= with a number from 1", text, line=line)
         return count
@@ -308,7 +308,7 @@ def parse_nodes(text: str) -> tuple[ClusterNode, ...]:
         if len(fields) != 6 or not _NODE_NAME.fullmatch(fields[0]):
             continue
         name, partition, state, cpus, memory, gres_text = fields
-        cpu_count, memory_mib = whole_number(cpus), whole_number(memory.rstrip("+"))
+        cpu_count, memory_mib = parse_whole(cpus), parse_whole(memory.rstrip("+"))
         if cpu_count is None or memory_mib is None:
             continue
         gpus, gpu_type = _parse_gpus(gres_text)

@@ -28,7 +28,7 @@ from homenode.cluster.slurm.tools.scontrol import (
 from homenode.cluster.slurm.tools.slurm_nodes import expand_hostlist, plain_number
 from homenode.errors import ParseError
 from homenode.machine.tools.lines import json_object
-from homenode.units import whole_number
+from homenode.units import parse_whole
 
 NUMBERS_COMMAND = ("squeue", "--all", "--noheader", "--states=all", "--format=%A")
 MAX_STATES = 1_000_000
@@ -41,7 +41,7 @@ _MORE_THAN_RUNNING = frozenset(
 _NO_GPUS = OwnedGpus(0, ())
 
 
-def json_command(names: Collection[str]) -> tuple[str, ...]:
+def build_json_command(names: Collection[str]) -> tuple[str, ...]:
     """Return the command that prints jobs that have not ended, or the requested jobs in any state.
 
     22.05 prints all jobs either way. Not --states=RUNNING, which omits jobs with another flag.
@@ -87,7 +87,7 @@ def _parse_job(job: Any, source: str) -> Job:
     begin, start = times[0] or times[1], times[2]
     user = job.get("user_name") or job.get("user_id")
     state = _parse_state(job.get("job_state"), source)
-    shares = tuple(_shares(job, source)) if state in RUNNING else ()
+    shares = tuple(_list_shares(job, source)) if state in RUNNING else ()
     if state in RUNNING and not shares:
         raise ParseError(source, '"job_resources" of a job that runs')
     return Job(
@@ -110,7 +110,7 @@ def _parse_state(value: Any, source: str) -> str:
     return value
 
 
-def _shares(job: dict[str, Any], source: str) -> Iterator[NodeShare]:
+def _list_shares(job: dict[str, Any], source: str) -> Iterator[NodeShare]:
     """Yield the job's resources on each node; its GPUs are listed in the order of its nodes."""
     resources = job.get("job_resources")
     if not isinstance(resources, dict):
@@ -169,7 +169,7 @@ def _index_entries(entries: Any) -> Iterator[tuple[int, Any]]:
     else:
         return
     for index, entry in pairs:
-        number = whole_number(str(index), digits=5)
+        number = parse_whole(str(index), digits=5)
         if number is not None:
             yield number, entry
 
@@ -218,12 +218,12 @@ def parse_states(text: str, mark: str) -> tuple[QueuedJob, ...]:
     columns = text.split(mark, 3 * MAX_STATES)
     for head, name, reason in zip(columns[::3], columns[1::3], columns[2::3], strict=False):
         fields = head.strip().split("|")
-        if len(fields) != 3 or whole_number(fields[0]) is None:
+        if len(fields) != 3 or parse_whole(fields[0]) is None:
             continue
         job, task, state_name = fields
         state = _STATES.get(state_name.partition(" ")[0], JobState.FAILED)
         reason_text = "" if reason in ("None", "") else reason
-        queued_jobs.append(QueuedJob(job, whole_number(task), state, state_name, name, reason_text))
+        queued_jobs.append(QueuedJob(job, parse_whole(task), state, state_name, name, reason_text))
     return tuple(queued_jobs)
 
 

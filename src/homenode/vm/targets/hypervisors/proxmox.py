@@ -14,7 +14,7 @@ from homenode.bdf import Bdf
 from homenode.cpuset import CpuSet, NodeIndex
 from homenode.errors import InputError
 from homenode.findings import Finding, finding
-from homenode.machine.pci import canonical_uuid
+from homenode.machine.pci import normalize_uuid
 from homenode.units import GIB, MIB
 from homenode.vm.plan import Plan
 from homenode.vm.targets.codec import Codec, FormatRow, TargetEdit, check_changed_keys
@@ -22,16 +22,16 @@ from homenode.vm.targets.qemu_command import (
     CACHE_WORDS,
     POLICY_OF_MODE,
     QemuPciTree,
-    device_words,
-    distance_words,
     format_size,
     format_smp,
     format_vfio,
     has_backend,
+    list_device_words,
+    list_distance_words,
+    list_shared_slots,
+    list_uuid_words,
     parse_options,
-    slots_shared,
     split_fields,
-    uuid_words,
 )
 from homenode.vm.targets.qm_conf import (
     HOSTPCI,
@@ -41,12 +41,12 @@ from homenode.vm.targets.qm_conf import (
     add_whole_cards,
     build_command,
     edit_conf,
-    hook_script,
     is_conf,
     is_short_conf,
     list_functions,
     parse,
     parse_function,
+    render_hook_script,
     replace_default,
     split_pairs,
     start_timeout_s,
@@ -133,7 +133,7 @@ def _read_head(conf: QmConf) -> Mapping[str, Any]:
     model = cpu.get("", cpu.get("cputype", "kvm64"))
     return {
         "name": values.get("name") or f"VM {conf.vmid or ''}".strip(),
-        "uuid": canonical_uuid(dict(split_pairs(values.get("smbios1", ""))).get("uuid", "")),
+        "uuid": normalize_uuid(dict(split_pairs(values.get("smbios1", ""))).get("uuid", "")),
         "domain_type": "qemu" if values.get("kvm") == "0" else "kvm",
         "architecture": values.get("arch", "x86_64"),
         "machine": "q35" if "q35" in conf.machine else conf.machine,
@@ -177,7 +177,7 @@ def _write_size(edit: TargetEdit[QmConf]) -> Mapping[str, str | None]:
     return lines | ({"vcpus": str(plan.vm.vcpus)} if "vcpus" in values else {})
 
 
-def _numa_lines(edit: TargetEdit[QmConf]) -> dict[str, str | None]:
+def _format_numa_lines(edit: TargetEdit[QmConf]) -> dict[str, str | None]:
     plan, host = edit.plan, edit.host
     lines: dict[str, str | None] = {}
     for cell in plan.cells if plan.is_mirrored or has_backend(plan) else ():
@@ -203,7 +203,7 @@ def _numa_lines(edit: TargetEdit[QmConf]) -> dict[str, str | None]:
 def _keeps_cell(edit: TargetEdit[QmConf]) -> bool:
     """Return whether the file has one cell, which the layout does not change."""
     hook = edit.file.values.get(_HOOK_KEY, "")
-    of_user = not edit.plan.vcpu_pins and not _numa_lines(edit) and _OUR_HOOK not in hook
+    of_user = not edit.plan.vcpu_pins and not _format_numa_lines(edit) and _OUR_HOOK not in hook
     return of_user and len(edit.file.keys_like(NUMA)) == 1
 
 
@@ -218,7 +218,7 @@ def _write_cells(edit: TargetEdit[QmConf]) -> Mapping[str, str | None]:
     pages = {} if page is None else {"hugepages": str(page // MIB) if page else "any"}
     if _keeps_cell(edit):
         return pages
-    return {**pages, **dict.fromkeys(edit.file.keys_like(NUMA), None), **_numa_lines(edit)}
+    return {**pages, **dict.fromkeys(edit.file.keys_like(NUMA), None), **_format_numa_lines(edit)}
 
 
 def _write_affinity(edit: TargetEdit[QmConf]) -> Mapping[str, str | None]:
@@ -249,7 +249,7 @@ def _needs_args(plan: Plan) -> bool:
 
 
 def _format_hook(edit: TargetEdit[QmConf]) -> str | None:
-    return hook_script(edit.plan, mirrored=_needs_args(edit.plan))
+    return render_hook_script(edit.plan, mirrored=_needs_args(edit.plan))
 
 
 def _own_hook(edit: TargetEdit[QmConf]) -> str:
@@ -320,7 +320,7 @@ def _write_iommu(edit: TargetEdit[QmConf]) -> Mapping[str, str]:
 def _write_args(edit: TargetEdit[QmConf]) -> Mapping[str, str | None]:
     plan, args = edit.plan, edit.file.values.get("args")
     if "-uuid" not in (args or "").split():  # before homenode's words, as the next plan reads it
-        uuid = (word for pair in uuid_words(plan, edit.guest) for word in pair)
+        uuid = (word for pair in list_uuid_words(plan, edit.guest) for word in pair)
         args = " ".join((*filter(None, [args]), *uuid))
     before = None if edit.is_new else edit.file.vm_fields["pcihole64_bytes"]
     ours = " ".join(f"{option} {value}" for option, value in _list_args_words(plan, before))
@@ -336,7 +336,7 @@ def _list_args_words(plan: Plan, before: int | None) -> Iterator[tuple[str, str]
         for cell in plan.cells:
             if not cell.vcpus:
                 yield "-numa", f"node,nodeid={cell.id}"
-        yield from distance_words(plan.cells)
+        yield from list_distance_words(plan.cells)
     if plan.vm.topoext is not None:
         yield "-global", f"x86_64-cpu.topoext={'on' if plan.vm.topoext else 'off'}"
     for switch in CACHE_WORDS.get(plan.vm.cpu_cache, ()):
@@ -352,11 +352,11 @@ def _list_args_words(plan: Plan, before: int | None) -> Iterator[tuple[str, str]
         return
     places = {device.bdf: device.address for device in plan.vm.hostdevs}
     used = (*places.values(), *(controller.address for controller in plan.vm.controllers))
-    shared_slots = slots_shared(address for address in used if address is not None)
+    shared_slots = list_shared_slots(address for address in used if address is not None)
     tree = QemuPciTree("pcie.0", f"{_ID}.", shared_slots, _CHASSIS_BASE)
     for controller in plan.vm.controllers:
         yield "-device", tree.format_controller(controller)
-    yield from device_words(plan, tree, places, device_id=f"{_ID}dev", initiator_id=f"{_ID}gi")
+    yield from list_device_words(plan, tree, places, device_id=f"{_ID}dev", initiator_id=f"{_ID}gi")
 
 
 _WORD = re.compile(r"""(?:[^\s"'\\]|\\.|"(?:[^"\\]|\\.)*+"|'[^']*+')++""")

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from homenode.bdf import Bdf
 from homenode.errors import InputError, ParseError
-from homenode.machine.pci import canonical_uuid
+from homenode.machine.pci import normalize_uuid
 from homenode.package_data import read_package_text
 from homenode.text import plural, printable
 from homenode.vm.layout import GuestCells
@@ -20,18 +20,18 @@ from homenode.vm.targets.codec import Codec, FormatRow, TargetEdit
 from homenode.vm.targets.qemu_command import (
     Options,
     QemuPciTree,
-    device_words,
     escape_commas,
     format_cpu,
     format_size,
     format_smp,
     has_backend,
-    numa_words,
+    list_device_words,
+    list_numa_words,
+    list_shared_slots,
+    list_uuid_words,
     parse_options,
     read_command,
-    slots_shared,
     split_fields,
-    uuid_words,
 )
 from homenode.vm.targets.script import PIN, PREPARE, find_array, parse_pins, plan_values, quote_word
 from homenode.vm.targets.target import Feature, indirect_support, make_native
@@ -114,13 +114,13 @@ def _render_script(edit: TargetEdit[QemuScript], options: Mapping[str, Pairs]) -
         host=printable(plan.host_name or "unknown"),
         layout=plan.layout.name,
         file="SCRIPT",
-        words="\n#     ".join(_user_arguments(plan, guest)),
+        words="\n#     ".join(_list_user_arguments(plan, guest)),
     )
-    values = f"{plan_values(plan)}locked_kib={locked_kib}\n{_qemu_array(command)}"
+    values = f"{plan_values(plan)}locked_kib={locked_kib}\n{_format_qemu_array(command)}"
     return f"{head}{values}{PREPARE}{PIN}{_TAIL}"
 
 
-def _qemu_array(words: tuple[str, ...]) -> str:
+def _format_qemu_array(words: tuple[str, ...]) -> str:
     """Return the command as an array, an option with its value on each line."""
     lines = [quote_word(words[0])]
     remaining = list(words[1:])
@@ -131,7 +131,7 @@ def _qemu_array(words: tuple[str, ...]) -> str:
     return "qemu=(\n" + "".join(f"  {line}\n" for line in lines) + ")\n"
 
 
-def _user_arguments(plan: Plan, guest: Vm) -> tuple[str, ...]:
+def _list_user_arguments(plan: Plan, guest: Vm) -> tuple[str, ...]:
     """Return a disk, a NIC and a display as this command takes them, an option each."""
     bus = f"bus={_find_root_bus(guest)}"
     thread = ",iothread=iothread1" if plan.iothread_pus else ""
@@ -156,7 +156,7 @@ def _read_head(script: QemuScript) -> Mapping[str, Any]:
     is_max = script.value("cpu").startswith("max")
     return {
         "name": dict(split_fields(script.value("name"))[1]).get("guest", "vm"),
-        "uuid": canonical_uuid(script.value("uuid")),
+        "uuid": normalize_uuid(script.value("uuid")),
         "domain_type": "qemu" if script.value("accel") == "tcg" else "kvm",
         "architecture": "aarch64" if script.is_arm else "x86_64",
         "machine": machine or ("virt" if script.is_arm else "pc"),
@@ -184,7 +184,7 @@ def _read_command(script: QemuScript) -> Mapping[str, Any]:
 
 def _write_memory(edit: TargetEdit[QemuScript]) -> Mapping[str, Pairs]:
     size = f"size={format_size(edit.plan.vm.memory_bytes)}"
-    return {"memory": [("-m", size), *numa_words(edit.plan)]}
+    return {"memory": [("-m", size), *list_numa_words(edit.plan)]}
 
 
 def _write_iommu(edit: TargetEdit[QemuScript]) -> Mapping[str, Pairs]:
@@ -197,10 +197,10 @@ def _write_devices(edit: TargetEdit[QemuScript]) -> Mapping[str, Pairs]:
     plan, guest = edit.plan, edit.guest
     controllers, places = _build_tree(plan, guest)
     used = (*places.values(), *(c.address for c in controllers if c.address is not None))
-    tree = QemuPciTree(root=_find_root_bus(guest), shared_slots=slots_shared(used))
+    tree = QemuPciTree(root=_find_root_bus(guest), shared_slots=list_shared_slots(used))
     bridges = (("-device", tree.format_controller(controller)) for controller in controllers)
-    devices = device_words(plan, tree, places, device_id="hostdev", initiator_id="gi")
-    return {"devices": [*bridges, *devices, *uuid_words(plan, guest)]}
+    devices = list_device_words(plan, tree, places, device_id="hostdev", initiator_id="gi")
+    return {"devices": [*bridges, *devices, *list_uuid_words(plan, guest)]}
 
 
 def _read_pins(script: QemuScript) -> Mapping[str, Any]:

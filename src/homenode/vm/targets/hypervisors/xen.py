@@ -15,7 +15,7 @@ from homenode.cpuset import CpuSet
 from homenode.errors import InputError, ParseError
 from homenode.findings import Finding, finding
 from homenode.machine.topology import Host
-from homenode.units import MIB, whole_number
+from homenode.units import MIB, parse_whole
 from homenode.vm.layout import Pinning
 from homenode.vm.model import MAX_VCPUS, Vm, VmCell
 from homenode.vm.plan import Plan
@@ -123,7 +123,7 @@ def _parse_value(
     if kind == "string":
         return word[1:-1], index + 1
     if kind == "word":
-        number = whole_number(word, digits=18)
+        number = parse_whole(word, digits=18)
         return (word if number is None else number), index + 1
     if kind != "open":
         raise _parse_error(text, start, "a string, a number or a list", source)
@@ -185,7 +185,7 @@ def _read_type(values: Mapping[str, Value]) -> Value:
 
 def _count(config: XlConfig, key: str, default: int) -> int:
     value = config.values.get(key, default)
-    count = None if isinstance(value, list) else whole_number(str(value), digits=12)
+    count = None if isinstance(value, list) else parse_whole(str(value), digits=12)
     limit = MAX_VCPUS if key.endswith("vcpus") else 10**12
     if not count or count > limit:
         raise ParseError(f"{config.source}: {key}", f"1 to {limit}", str(value)[:60])
@@ -281,7 +281,7 @@ def _parse_cell(number: int, node: Value, source: str) -> VmCell:
         raise ParseError(source, f"{', '.join(sorted(missing))} in each node")
     rows = keys["vdistances"].replace(" ", "").split(",")
     numbers = (keys["pnode"], keys["size"], *rows)
-    if any(whole_number(text.strip(), digits=11) is None for text in numbers):
+    if any(parse_whole(text.strip(), digits=11) is None for text in numbers):
         raise ParseError(source, "numbers", " ".join(numbers))
     return VmCell(
         id=number,

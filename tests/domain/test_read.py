@@ -218,6 +218,8 @@ def test_what_else_the_planner_asks_for() -> None:
     assert (guest.memory_bytes, guest.max_memory_bytes) == (8 * GIB, 64 * GIB)
     less = sample("dimms-and-shared-memory").replace(b">10</currentMemory>", b">9</currentMemory>")
     assert read_vm(less, "d").ballooned_bytes == GIB
+    none = less.replace(b">9</currentMemory>", b">0</currentMemory>")  # all, as in libvirt
+    assert read_vm(none, "d").ballooned_bytes == 0
     assert read_vm(sample("pins-with-comments"), "p").iothread_ids == (2, 7)
     chosen = "<os firmware='efi'><type machine='q35'>hvm</type><loader secure='no'/></os>"
     assert read_vm(domain(os=chosen), "d").firmware == "efi"

@@ -68,9 +68,11 @@ def read_own_memory(document: Document) -> int:
 
 
 def read_ballooned(document: Document) -> int:
-    """Return the bytes that the balloon may hold at the start."""
+    """Return the bytes that the balloon may hold at the start. A size of 0 is all memory. Source:
+    virDomainDefPostParseMemory."""
     current = document.root.child("currentMemory")
-    return 0 if current is None else max(0, read_memory(document) - read_size(current))
+    size = 0 if current is None else read_size(current)
+    return max(0, read_memory(document) - size) if size else 0
 
 
 def list_memory_devices(document: Document) -> tuple[Element, ...]:

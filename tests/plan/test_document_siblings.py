@@ -231,12 +231,14 @@ def test_smt_layouts_keep_the_vcpus_of_a_document_that_shows_siblings(
     assert made.vm.vcpus == vcpus
 
 
-@pytest.mark.parametrize(("layout", "vcpus"), [("pin-numa", 16), ("pin-numa-smt", 32)])
-def test_smt_layouts_keep_the_vcpus_that_another_layout_has_pinned(layout: str, vcpus: int) -> None:
+@pytest.mark.parametrize(("multiplied", "vcpus"), [(None, 16), (False, 32)])
+def test_smt_layouts_keep_the_vcpus_of_a_tuned_definition(
+    multiplied: bool | None, vcpus: int
+) -> None:
     """A layout of siblings that the host had none for did not double them."""
-    record = LayoutRecord(layout=PRESETS[layout], host=EPYC.fingerprint)
-    hidden = replace(record, layout=replace(record.layout, siblings=Siblings.HIDDEN))
-    tuned = structs.replace(guest(16, 1), record=hidden)
+    layout = PRESETS["pin-numa-smt"]
+    record = LayoutRecord(layout=layout, host=EPYC.fingerprint, multiplied=multiplied)
+    tuned = structs.replace(guest(16, 1), record=record)
     assert plan(EPYC, request_for(tuned, PlanOptions("pin-numa-smt"), EPYC)).vm.vcpus == vcpus
 
 

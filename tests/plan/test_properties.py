@@ -22,7 +22,7 @@ from homenode.plan.placement import Placement
 from homenode.plan.request import GuestRequest
 from homenode.plan.search.place import place
 from homenode.units import GIB, MIB
-from homenode.vm.layout import PRESETS, Pinning, Siblings
+from homenode.vm.layout import PRESETS, GuestCells, Pinning, Siblings
 from homenode.vm.plan import Unplannable
 from homenode.vm.plan_options import (
     AUTO,
@@ -311,6 +311,19 @@ def test_a_document_shows_no_siblings_where_the_host_has_none_to_give() -> None:
             PlanOptions(siblings=Siblings.HIDDEN, emulator_policy=EmulatorPolicy.NONE),
             8,
             32,
+        ),
+        (
+            "x86-2p2n8c16t-sriov-nic",
+            PlanOptions(layout="pin-numa-smt", reserved_pus=CpuSet([0])),
+            2,
+            32,
+        ),
+        ("x86-2p2n8c32t-smt4", PlanOptions(layout="pin-numa", pinning=Pinning.ALL_PUS), 16, 2),
+        (
+            "x86-2p3n8c16t-node2-no-cpus",
+            PlanOptions(layout="default", pinning=Pinning.ALL_PUS, cells=GuestCells.HOST),
+            16,
+            2,
         ),
     ],
 )

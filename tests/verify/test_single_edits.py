@@ -426,6 +426,7 @@ def changed_plans(plan: Plan) -> dict[str, Plan]:
         "record.layout": record(layout=structs.replace(plan.layout, siblings=Siblings.KEEP)),
         "kept": structs.replace(plan, kept=()),
         "record.objective": record(objective=Objective.LATENCY),
+        "record.multiplied": record(multiplied=False),
         "cells.id": with_vm(plan, cells=cells[::-1]),
         "cells.vcpus": cell(vcpus=CpuSet([0])),
         "cells.memory_bytes": cell(memory_bytes=GIB),

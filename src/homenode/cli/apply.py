@@ -48,7 +48,6 @@ from homenode.machine.pci import DeviceKind
 from homenode.machine.topology import Host
 from homenode.plan.auto import ResolvedLayout, resolve_layout
 from homenode.plan.pipeline import FileRequest, PlannedFile, plan_several
-from homenode.plan.request import fills_cores
 from homenode.plan.stored import encode_plan
 from homenode.safe.input_files import read_input
 from homenode.show.change_text import build_change_doc
@@ -244,7 +243,7 @@ def _use_recorded_layout(guest: Vm, options: PlanOptions, host: Host) -> Resolve
         )
     layout = record.layout
     shares = layout.pinning is Pinning.ALL_PUS and layout.siblings is Siblings.HIDDEN
-    lacked_cores = shares and not fills_cores(guest, host)  # so vCPUs share cores
+    lacked_cores = shares and record.multiplied is False  # so vCPUs share cores
     if lacked_cores or options.pinning is Pinning.ONE_PER_CORE:
         layout = add_preset_name(
             replace(layout, pinning=Pinning.ONE_PER_CORE, siblings=Siblings.HIDDEN)

@@ -61,7 +61,7 @@ def apply_placement(request: GuestRequest, placement: Placement) -> GuestRequest
     """Return the request with the layout that the VM gets, if vCPUs have to share cores."""
     if placement.layout is None:
         return request
-    return replace(request, layout=placement.layout, keep_vcpus=True)
+    return replace(request, layout=placement.layout)
 
 
 def build_manual_placement(request: GuestRequest, ranges: ManualRanges) -> Placement:

@@ -208,7 +208,7 @@ def request_for(guest: Vm, options: PlanOptions, host: Host | None) -> GuestRequ
             reject_second(function, [GuestHostdev(function, None)])
     devices = tuple(sorted({*documented_bdfs, *named_bdfs, *mediated}))
     _check_brought(options, devices, host)
-    is_final = as_document or options.vcpus is not None or _has_final_vcpus(guest, host)
+    is_final = as_document or options.vcpus is not None or _has_final_vcpus(guest)
     keep_vcpus = layout.pinning is Pinning.ALL_PUS and (options.keep_vcpus or is_final)
     siblings = DefinitionSiblings.ALWAYS if as_document else options.document_siblings
     if not _may_weigh_siblings(guest, options, layout):
@@ -234,25 +234,11 @@ def request_for(guest: Vm, options: PlanOptions, host: Host | None) -> GuestRequ
     )
 
 
-def _has_final_vcpus(guest: Vm, host: Host | None) -> bool:
+def _has_final_vcpus(guest: Vm) -> bool:
     """Return whether an -smt layout keeps the vCPUs of a definition: if they are hyper-threads
-    already, shown or hidden, or homenode has tuned it. An -smt definition with one vCPU a core did
-    not fit twice the vCPUs."""
-    layout = guest.record.layout if guest.record else None
-    if guest.threads_per_core > 1 or (layout and layout.pinning is not Pinning.ALL_PUS):
-        return True
-    if layout is None or host is None:
-        return False
-    # Of sibling groups only the last may lack vCPUs; where CPUs were counted, any core may.
-    counts = sorted(filter(None, (len(core.pus & guest.pinned_pus) for core in host.cores)))
-    return len(set(counts[1:])) <= 1 < max(counts, default=1)
-
-
-def fills_cores(guest: Vm, host: Host) -> bool:
-    """Return whether all vCPUs are pinned to whole groups of siblings."""
-    pinned_pus = guest.pinned_pus
-    used = [core.pus for core in host.cores if core.pus & pinned_pus]
-    return CpuSet.union(used) == pinned_pus and any(len(pus) > 1 for pus in used)
+    already, shown or hidden, or homenode has tuned it, unless siblings did not fit."""
+    record = guest.record
+    return guest.threads_per_core > 1 or (record is not None and record.multiplied is not False)
 
 
 def _copy_siblings(layout: Layout, guest: Vm, *, exposed: bool) -> Layout:

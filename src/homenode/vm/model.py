@@ -189,6 +189,7 @@ class LayoutRecord(Struct, frozen=True, kw_only=True):
     layout: Layout
     host: str | None  # start of the planned host's fingerprint
     objective: Objective | None = None  # what `auto` chose the layout for
+    multiplied: bool | None = None  # False: siblings for twice the vCPUs did not fit
 
 
 class Vm(Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):

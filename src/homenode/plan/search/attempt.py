@@ -230,11 +230,13 @@ class Attempt:
     @property
     def _layout(self) -> Layout | None:
         """Return the layout that the VM gets instead of the requested one, as vCPUs share cores."""
-        if not self.fallback.shares or self.request.layout.pinning is Pinning.NODE:
+        layout = self.request.layout
+        if not self.fallback.shares or layout.pinning is Pinning.NODE:
             return None
         siblings = Siblings.EXPOSED if self._threads > 1 else Siblings.HIDDEN
-        layout = replace(self.request.layout, pinning=Pinning.ALL_PUS, siblings=siblings)
-        return add_preset_name(layout)
+        if layout.siblings is Siblings.KEEP and layout.pinning is Pinning.ALL_PUS:
+            siblings = Siblings.KEEP
+        return add_preset_name(replace(layout, pinning=Pinning.ALL_PUS, siblings=siblings))
 
     @property
     def _span(self) -> str:
@@ -323,9 +325,7 @@ class Attempt:
         layout = request.layout
         # A layout of one vCPU a core hides what is not there; all CPUs of a core, or the user, hide
         # siblings on purpose.
-        hides = layout.siblings is Siblings.HIDDEN and (
-            layout.pinning is Pinning.ALL_PUS or request.options.siblings is Siblings.HIDDEN
-        )
+        hides = layout.pinning is Pinning.ALL_PUS or request.options.siblings is Siblings.HIDDEN
         if layout.siblings is not Siblings.EXPOSED and (hides or not self.fallback.shares):
             return 1
         if grouping.threads > 1:

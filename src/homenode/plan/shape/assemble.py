@@ -134,6 +134,7 @@ def assemble(host: Host | None, request: GuestRequest, placement: Placement) -> 
             layout=layout,
             host=fingerprint[:RECORDED_DIGITS] or None,
             objective=request.options.objective,
+            multiplied=_is_multiplied(request, placement),
         ),
     )
     return Plan(
@@ -179,6 +180,13 @@ def assemble(host: Host | None, request: GuestRequest, placement: Placement) -> 
             and mediated_device.uuid not in {device.uuid for device in devices}
         ),
     )
+
+
+def _is_multiplied(request: GuestRequest, placement: Placement) -> bool | None:
+    """Return False if all CPUs of the cores were to be pinned, but siblings did not fit."""
+    wants_siblings = request.layout.pinning is Pinning.ALL_PUS and not request.keep_vcpus
+    is_same = len(placement.vcpu_pins) == request.guest.vcpus and placement.threads_per_core == 1
+    return False if wants_siblings and is_same else None
 
 
 def _mirror_pcie(

@@ -45,7 +45,10 @@ def read_record(document: Document) -> LayoutRecord | None:
     objective = next(
         (candidate for candidate in Objective if candidate == element.get("objective")), None
     )
-    return LayoutRecord(layout=layout, host=element.get("host"), objective=objective)
+    multiplied = False if element.get("multiplied") == "no" else None
+    return LayoutRecord(
+        layout=layout, host=element.get("host"), objective=objective, multiplied=multiplied
+    )
 
 
 def read_mark(document: Document) -> DomainMark | None:
@@ -67,14 +70,16 @@ def edit_metadata(document: Document, plan: Plan) -> Document:
     element = _find_element(document)
     if add_preset_name(plan.layout).name == "default":
         return document if element is None else prune(document, element)
+    record = plan.vm.record
     values: dict[str, str | None] = {
         **{name: str(value) for name, value in asdict(plan.layout).items()},
         "host": plan.host_fingerprint[:RECORDED_DIGITS] or None,
         "objective": None if plan.objective is None else str(plan.objective),
+        "multiplied": "no" if record and record.multiplied is False else None,
         # A mark from before the domain had a UUID belongs to it, and stays.
         "uuid": None if element is not None and not element.get("uuid") else _find_uuid(document),
     }
     if element is not None:
         return apply(document, set_attributes(document, element, values))
-    record = NewElement("homenode:layout", {"xmlns:homenode": LAYOUT_NAMESPACE, **values})
-    return insert_at(document, "metadata", record)
+    mark = NewElement("homenode:layout", {"xmlns:homenode": LAYOUT_NAMESPACE, **values})
+    return insert_at(document, "metadata", mark)

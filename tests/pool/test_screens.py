@@ -84,7 +84,9 @@ warning   job 7 (train) on gpu01                                     job-gpu-far
             --gres-flags=enforce-binding
 
 info         1: job-gpus-spread (--explain)
-not checked  jobs that a comment in this text could hide: use squeue --json
+not checked  jobs that a comment in this text could hide: use squeue --json;
+             whether the nodes are as hgx-h100: --nodes FILE with `scontrol show
+             node`
 """,
     ),
     "pool show": (

@@ -27,7 +27,7 @@ from homenode.measure.tool_setup import DIRECTORY, setup_journal
 from homenode.measure.trial.journal import TrialEntry, TrialHead
 from homenode.plan.stored import read_plan_for
 from homenode.safe.record_directory import JOURNAL
-from homenode.vm.hypervisor.connection import parse_dominfo, pins_of_text
+from homenode.vm.hypervisor.connection import parse_dominfo, parse_pin_lines
 from homenode.vm.sources import load_host
 from tests.command_line import NEEDS_CLUSTER
 from tests.report_runs import full_run
@@ -118,7 +118,7 @@ def test_a_number_that_int_refuses_is_none(number: str) -> None:
     with pytest.raises(ParseError, match="Id: a number or -"):
         parse_dominfo(f"Id: {number}\nName: a\nUUID: b\nState: running\nPersistent: yes\n")
     with pytest.raises(ParseError):
-        pins_of_text(f"vcpu {number} 0-1")
+        parse_pin_lines(f"vcpu {number} 0-1")
     assert _parse_bytes(f"Hugepagesize: {number} kB\n", "Hugepagesize") is None
 
 

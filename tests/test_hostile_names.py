@@ -10,7 +10,7 @@ import pytest
 from msgspec import structs
 
 from homenode.bdf import Bdf
-from homenode.change.retrain.install import render_libvirt_hook, systemd_unit
+from homenode.change.retrain.install import render_libvirt_hook, render_systemd_unit
 from homenode.errors import InputError, UsageError
 from homenode.plan.pipeline import PlannedFile, make_vm
 from homenode.text import command_line, operands
@@ -78,7 +78,7 @@ def test_systemd_starts_the_program_of_a_unit_whatever_its_directory_is_called(
         program.write_text("#!/bin/sh\n")
         program.chmod(0o755)
         try:
-            unit = systemd_unit([GPU], str(program))
+            unit = render_systemd_unit([GPU], str(program))
         except UsageError:
             assert not name.isprintable() or set(name) & set("'\"\\"), name
             continue

@@ -34,11 +34,11 @@ _STEERS = ("=", "+", "-", "@", "\t", "\r")
 """A cell that begins so is a formula to a spreadsheet."""
 
 
-def csv_text(rows: Iterable[Sequence[object]]) -> str:
+def write_csv(rows: Iterable[Sequence[object]]) -> str:
     """Return the rows as CSV (RFC 4180). Formulas are escaped with a quote, and control characters
     are replaced by question marks.
 
-    >>> csv_text([["a,b", 3], ["=1+1", None], [True, 0.5]])
+    >>> write_csv([["a,b", 3], ["=1+1", None], [True, 0.5]])
     '"a,b",3\\r\\n\\'=1+1,\\r\\ntrue,0.5\\r\\n'
     """
     import csv

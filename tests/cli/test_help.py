@@ -6,7 +6,7 @@ import shlex
 import pytest
 
 from homenode.cli.command import find_call, read_option_helps
-from homenode.cli.help import format_option, format_summary, help_lines
+from homenode.cli.help import format_help_lines, format_option, format_summary
 from homenode.cli.main import PROGRAM
 from homenode.option import Arg
 from tests.command_line import every_command, homenode
@@ -15,7 +15,7 @@ EVERY = dict(every_command())
 
 
 def _help(words: tuple[str, ...], width: int, *, whole: bool = True) -> list[str]:
-    return list(help_lines(EVERY[words], " ".join(words), width, shows_all=whole))
+    return list(format_help_lines(EVERY[words], " ".join(words), width, shows_all=whole))
 
 
 @pytest.mark.parametrize("words", EVERY, ids=" ".join)

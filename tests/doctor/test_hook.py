@@ -15,7 +15,7 @@ from homenode.change.retrain.install import (
     list_domain_gpus,
     read_slot_links,
     render_libvirt_hook,
-    systemd_unit,
+    render_systemd_unit,
 )
 from homenode.errors import InputError
 from homenode.findings import Severity
@@ -30,7 +30,7 @@ SOUND = "rtx4090-epyc7702"
 
 
 def test_a_unit_runs_before_libvirt_and_a_hook_never_stops_a_vm() -> None:
-    unit = systemd_unit([GPU, Bdf.parse("10000:01:00.0")], "/opt/home node/bin/homenode")
+    unit = render_systemd_unit([GPU, Bdf.parse("10000:01:00.0")], "/opt/home node/bin/homenode")
     assert "Before=libvirtd.service" in unit and "[Install]" in unit and ".socket" not in unit
     assert f"ExecStart=-'/opt/home node/bin/homenode' doctor retrain {GPU} --apply" in unit
     assert "10000:01:00.0" in unit
@@ -40,10 +40,10 @@ def test_a_unit_runs_before_libvirt_and_a_hook_never_stops_a_vm() -> None:
 
 
 def test_a_target_that_was_chosen_is_kept_at_boot_and_at_each_start() -> None:
-    unit = systemd_unit([GPU], "/usr/bin/homenode", 3)
+    unit = render_systemd_unit([GPU], "/usr/bin/homenode", 3)
     assert f"/usr/bin/homenode doctor retrain {GPU} --target 3 --apply" in unit
     assert 'doctor hook --target 3 -- "$1" "$2" 2>&1' in render_libvirt_hook("/usr/bin/homenode", 3)
-    assert "--target" not in systemd_unit([GPU], "/x") + render_libvirt_hook("/x")
+    assert "--target" not in render_systemd_unit([GPU], "/x") + render_libvirt_hook("/x")
 
 
 _LIBVIRT = {
@@ -56,7 +56,7 @@ _LIBVIRT = {
 @pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="systemd is not installed")
 def test_systemd_finds_no_circle_in_the_unit_next_to_libvirts(tmp_path: Path) -> None:
     """A circle through sockets.target would be broken at boot, by leaving some unit out."""
-    unit = systemd_unit([GPU], "/bin/true")
+    unit = render_systemd_unit([GPU], "/bin/true")
     for name, text in (*_LIBVIRT.items(), (UNIT_NAME, unit)):
         (tmp_path / name).write_text(text)
         wants = "sockets" if name.endswith("socket") else "multi-user"

@@ -11,7 +11,7 @@ from homenode.findings import Severity
 from homenode.machine.discover.host import discover
 from homenode.machine.discover.lspci import host_from_lspci
 from homenode.machine.pci import DeviceKind
-from homenode.machine.peer_route import PeerRoute, RouteWay, peer_routes
+from homenode.machine.peer_route import PeerRoute, RouteWay, list_peer_routes
 from homenode.machine.snapshot.protocol import BoundedSnapshot, MemorySnapshot
 from homenode.machine.topology import Host
 from tests.cpu_time import cpu_time_below
@@ -88,7 +88,7 @@ def made(on: set[str], *, ats: bool = False, relaxed: bool = False, vm: bool = T
 
 
 def route_of(host: Host) -> PeerRoute:
-    (route,) = (one for one in peer_routes(host) if str(one.requester.bdf) == "0000:03:00.0")
+    (route,) = (one for one in list_peer_routes(host) if str(one.requester.bdf) == "0000:03:00.0")
     return route
 
 
@@ -190,7 +190,7 @@ def test_a_virtual_function_has_its_own_ats_and_the_relaxed_ordering_of_its_owne
         host = with_virtual_function(
             on, physical=(settings[0], settings[1]), own=(settings[2], settings[3])
         )
-        (route,) = (r for r in peer_routes(host) if str(r.requester.bdf) == "0000:03:00.1")
+        (route,) = (r for r in list_peer_routes(host) if str(r.requester.bdf) == "0000:03:00.1")
         has_ats, is_relaxed = settings[2], settings[1]
         write = RouteWay.SWITCH if has_ats and (direct or not redirect) else RouteWay.ROOT
         back = RouteWay.SWITCH if is_relaxed or not completions else RouteWay.ROOT

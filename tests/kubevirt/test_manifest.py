@@ -11,14 +11,14 @@ from homenode.cluster.kubevirt.manifests import (
     GATES,
     build_guest_job,
     build_hook_configmap,
+    build_hook_patch,
     build_hyperconverged_patch,
     build_results_claim,
     build_virtual_machine,
     format_hook_annotation,
-    hook_patch,
-    next_steps,
+    list_next_steps,
+    list_untested_parts,
     render_manifests,
-    untested_parts,
 )
 from homenode.cluster.kubevirt.object import format_yaml
 from homenode.errors import UsageError
@@ -29,8 +29,10 @@ OPTIONS = ManifestOptions(image="r.example/h:1")
 @pytest.mark.parametrize("version", HookVersion)
 def test_the_annotation_is_the_hook_s_list_for_every_version(version: HookVersion) -> None:
     options = ManifestOptions(image="r.example/h:1", hook_version=version)
-    text = format_yaml(hook_patch(options))
-    assert max(map(len, text.splitlines())) < 100 and yaml.safe_load(text) == hook_patch(options)
+    text = format_yaml(build_hook_patch(options))
+    assert max(map(len, text.splitlines())) < 100 and yaml.safe_load(text) == build_hook_patch(
+        options
+    )
     (sidecar,) = json.loads(format_hook_annotation(options))
     assert sidecar == {
         "args": ["--version", str(version)],
@@ -109,7 +111,7 @@ def test_a_configmap_holds_the_hook_and_the_vm_names_it() -> None:
 
 def test_every_step_names_a_file_that_is_written_from_where_the_command_was_run() -> None:
     for options in (OPTIONS, ManifestOptions(kubevirt="v1.9.0", namespace="gpu")):
-        steps = [text for _, text in next_steps(options, "my cluster/")]
+        steps = [text for _, text in list_next_steps(options, "my cluster/")]
         named = {
             name
             for name in render_manifests(options)
@@ -149,7 +151,7 @@ def test_a_version_that_has_not_the_hooks_interface_is_a_usage_error(version: st
 def test_untested_versions_and_uneven_vcpus_are_warnings(
     options: ManifestOptions, warned: list[str]
 ) -> None:
-    assert [warning.split()[0] for warning in untested_parts(options)] == warned
+    assert [warning.split()[0] for warning in list_untested_parts(options)] == warned
 
 
 def test_the_operator_s_patch_has_the_gate_that_replaces_the_hook() -> None:

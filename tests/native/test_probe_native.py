@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from homenode.check.verify.boot.stand_in_boot import kernel_command
+from homenode.check.verify.boot.stand_in_boot import build_kernel_command
 from homenode.machine.tools.homenode_probe import parse
 from homenode.measure.samples.probe import read_probe_results
 from tests.probe_build import FEW_BYTES, OUT, ROOT, make, one_pu, run
@@ -113,7 +113,9 @@ def test_as_init_of_a_guest_with_two_nodes_every_page_of_every_cell_is_on_its_no
         command += ["-object", f"memory-backend-ram,id=m{node},size=384M"]
         command += ["-numa", f"node,nodeid={node},cpus={cpus},memdev=m{node}"]
     command += ["-kernel", str(kernel), "-initrd", str(initrd), "-serial", "stdio"]
-    kernel_words = kernel_command(4, kvm=False).replace(" nokaslr", "")  # which init would be given
+    kernel_words = build_kernel_command(4, kvm=False).replace(
+        " nokaslr", ""
+    )  # which init would be given
     command += ["-append", f"{kernel_words} -- {arguments}"]
     done = subprocess.run(
         command, capture_output=True, text=True, timeout=1200, check=False, stdin=subprocess.DEVNULL

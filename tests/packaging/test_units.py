@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from homenode.bdf import Bdf
-from homenode.change.retrain.install import systemd_unit
+from homenode.change.retrain.install import render_systemd_unit
 from tests.systemd_namespace import systemd
 
 MOST = 3.0
@@ -16,7 +16,9 @@ MOST = 3.0
 
 
 def units() -> dict[str, str]:
-    return {"homenode-retrain.service": systemd_unit([Bdf.parse("41:00.0")], "/usr/bin/homenode")}
+    return {
+        "homenode-retrain.service": render_systemd_unit([Bdf.parse("41:00.0")], "/usr/bin/homenode")
+    }
 
 
 @pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="needs systemd-analyze")

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from homenode.bdf import Bdf
 from homenode.check.doctor.diagnosis import diagnose
-from homenode.check.domain.devices import devices_on_host
+from homenode.check.domain.devices import check_devices_on_host
 from homenode.check.domain.verification import compare_with_plan
 from homenode.errors import HomenodeError
 from homenode.machine.description.parse import load_shipped, parse_description
@@ -212,6 +212,8 @@ def test_a_document_loses_a_vgpu_to_others_and_an_unknown_one_is_a_gap() -> None
     (gap,) = [gap for gap in kept.plan.gaps if gap.subject.startswith("mediated device")]
     assert "11111111-2222-4333-8444-555555555555" in gap.subject
     facts = build_vm(open_domain(unknown, "vm"))
-    assert "device-not-on-host" in {finding.id for finding in devices_on_host(facts, host)}
+    assert "device-not-on-host" in {finding.id for finding in check_devices_on_host(facts, host)}
     bare = replace(host, pci_devices=())
-    assert "device-not-on-host" not in {finding.id for finding in devices_on_host(facts, bare)}
+    assert "device-not-on-host" not in {
+        finding.id for finding in check_devices_on_host(facts, bare)
+    }

@@ -8,7 +8,7 @@ import pytest
 
 from homenode.cluster.slurm.audit import audit
 from homenode.cluster.slurm.config import parse_config
-from homenode.cluster.slurm.gres import device_order
+from homenode.cluster.slurm.gres import read_device_order
 from homenode.cluster.slurm.job_allocation import (
     JobAllocation,
     build_allocation,
@@ -277,7 +277,7 @@ NodeName=gpu01 Name=gpu File=/dev/nvidia[0-1] Cores=0-15
 
 
 def placed(listed: Listed, gres: str) -> list[Finding]:
-    order = device_order(parse_config(gres, "gres.conf"))
+    order = read_device_order(parse_config(gres, "gres.conf"))
     there = node_machine(machine(TESTBED))
     (job,) = LAYOUTS["scontrol"]([listed])
     found = [build_allocation(job, s, there, SHAPE, order.list_numbers(s.node)) for s in job.shares]
@@ -299,7 +299,7 @@ def test_numbers_are_places_in_gres_conf() -> None:
 
 def test_cores_of_gres_conf_decide_where_no_machine_is_given() -> None:
     text = "Name=gpu File=/dev/nvidia[0-3] Cores=0-15\nName=gpu File=/dev/nvidia[4-7] Cores=16-31\n"
-    gres = device_order(parse_config(text, "gres.conf"))
+    gres = read_device_order(parse_config(text, "gres.conf"))
     for layout, jobs in LAYOUTS.items():
         places = [
             build_gres_allocation(job, share, SHAPE, gres)
@@ -313,21 +313,23 @@ def test_cores_of_gres_conf_decide_where_no_machine_is_given() -> None:
         assert finding.expected == "CPUs on cores 0-15, where gpu0, gpu1 are"
         assert finding.observed == "cores 16-19"
     (job,) = LAYOUTS["scontrol"]([PLANTED])
-    beyond = device_order(parse_config(text.replace("-31", "-99"), "gres.conf"))
+    beyond = read_device_order(parse_config(text.replace("-31", "-99"), "gres.conf"))
     place = build_gres_allocation(job, job.shares[0], SHAPE, beyond)
     assert place is not None and "core 99" in str(place.unknown)
     (other,) = LAYOUTS["scontrol"]([replace(PLANTED, gpus=())])
     without = build_allocation(other, other.shares[0], None, SHAPE)
     assert "unknown facts" in audit([without, place]).not_checked[0], "the first is the reason"
-    detected = device_order(parse_config(f"AutoDetect=nvml\n{text}", "gres.conf"))
+    detected = read_device_order(parse_config(f"AutoDetect=nvml\n{text}", "gres.conf"))
     assert build_gres_allocation(job, job.shares[0], SHAPE, detected) is None
 
 
 def test_a_file_that_says_nothing_of_gpus_orders_none() -> None:
     for text in ("", "NodeName=n Gres=gpu:8\n", "Include gpus.conf\n"):
         with pytest.raises(InputError, match="no line with Name=gpu"):
-            device_order(parse_config(text, "gres.conf"))
-    assert device_order(parse_config("AutoDetect=nvml\n", "gres.conf")).list_numbers("n") is None
+            read_device_order(parse_config(text, "gres.conf"))
+    assert (
+        read_device_order(parse_config("AutoDetect=nvml\n", "gres.conf")).list_numbers("n") is None
+    )
 
 
 def test_a_slice_is_judged_where_gres_conf_lists_its_gpus_file() -> None:
@@ -343,11 +345,11 @@ def test_a_slice_is_judged_where_gres_conf_lists_its_gpus_file() -> None:
     alone = build_allocation(job, job.shares[0], there, SHAPE)
     (finding,) = audit([alone]).findings
     assert finding.id == "job-unjudged" and "--gres" in str(finding.fix)
-    order = device_order(parse_config(slices, "gres.conf")).list_numbers("gpu01")
+    order = read_device_order(parse_config(slices, "gres.conf")).list_numbers("gpu01")
     assert order == (0, 0, 7, 7)
     (finding,) = audit([build_allocation(job, job.shares[0], there, SHAPE, order)]).findings
     assert finding.id == "job-gpu-far" and "7 (" in finding.expected
-    whole = device_order(parse_config("Name=gpu File=/dev/nvidia[0-7]\n", "gres.conf"))
+    whole = read_device_order(parse_config("Name=gpu File=/dev/nvidia[0-7]\n", "gres.conf"))
     assert whole.list_numbers("gpu01", sliced=True) is None
 
 
@@ -357,7 +359,7 @@ def test_gpus_of_several_types_have_the_order_of_slurm_conf() -> None:
         "Name=gpu Type=h100 File=/dev/nvidia[0-1] Cores=0-15\n"
         "Name=gpu Type=1g.10gb MultipleFiles=/dev/nvidia7,/dev/nvidia-caps/nvidia-cap64\n"
     )
-    order = device_order(parse_config(lines, "gres.conf"))
+    order = read_device_order(parse_config(lines, "gres.conf"))
     (job,) = parse_scontrol_jobs(scontrol_text([Listed(1, ["gpu01"], range(4), (2,))]))
     there = node_machine(machine(TESTBED))
     alone = build_allocation(job, job.shares[0], there, SHAPE, order.list_numbers("gpu01"))

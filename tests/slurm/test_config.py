@@ -8,9 +8,9 @@ from homenode.cluster.slurm.config import ConfigFile, parse_config
 from homenode.cluster.slurm.gres import (
     find_autodetect,
     find_lines,
-    gres_lines,
     group_nodes,
     list_node_definitions,
+    parse_gres_lines,
 )
 from homenode.cluster.slurm.tools.scontrol import gpu_count, parse_owned_gpus, parse_scontrol_jobs
 from homenode.cluster.slurm.tools.slurm_nodes import (
@@ -112,7 +112,7 @@ def test_a_word_that_is_none_is_named_with_its_line(text: str, line: int) -> Non
 
 
 def test_gres_lines_tell_nodes_files_and_cores() -> None:
-    lines = gres_lines(parse_config(GRES, "gres.conf"))
+    lines = parse_gres_lines(parse_config(GRES, "gres.conf"))
     assert [line.devices for line in find_lines(lines, "node01")] == [4, 1]
     assert [line.devices for line in find_lines(lines, "node03")] == [4]
     assert str(lines[-1].cores) == "16-31"
@@ -129,7 +129,7 @@ def test_gres_lines_tell_nodes_files_and_cores() -> None:
 )
 def test_a_bad_value_of_gres_is_named_with_its_line(bad: str) -> None:
     with pytest.raises(ParseError) as caught:
-        gres_lines(parse_config(f"\nName=gpu {bad}\n", "gres.conf"))
+        parse_gres_lines(parse_config(f"\nName=gpu {bad}\n", "gres.conf"))
     assert caught.value.line == 2
 
 
@@ -199,7 +199,7 @@ def test_a_compressed_list_expands_to_the_same_names(parts: list[tuple[str, int,
 @given(st.text(alphabet='nNaAmMeE=[]0123-, \\"#\n\tCoresLinkFdvi/', max_size=200))
 def test_any_text_is_read_or_refused_with_its_line(text: str) -> None:
     try:
-        lines = gres_lines(parse_config(text, "gres.conf"))
+        lines = parse_gres_lines(parse_config(text, "gres.conf"))
     except ParseError as error:
         assert error.line is not None and 1 <= error.line <= text.count("\n") + 1
     else:

@@ -10,7 +10,7 @@ import pytest
 
 from homenode.cluster.slurm import client
 from homenode.cluster.slurm.config import config_word, parse_config
-from homenode.cluster.slurm.gres import gres_lines
+from homenode.cluster.slurm.gres import parse_gres_lines
 from tests.command_line import homenode
 from tests.seeds import part
 from tests.slurm.hostile_jobs import FORGED
@@ -196,5 +196,7 @@ def test_slurmd_reads_a_written_word_as_we_do(slurm: Testbed, kind: str, tmp_pat
         ["slurmd", "-N", "gpu01", "-G"], env=files, capture_output=True, text=True, timeout=180
     )
     assert f"for GRES gpu:{kind} has" in done.stdout + done.stderr
-    (line, *_) = gres_lines(parse_config(f"Name=gpu {words} File=/dev/nvidia0\n", "gres.conf"))
+    (line, *_) = parse_gres_lines(
+        parse_config(f"Name=gpu {words} File=/dev/nvidia0\n", "gres.conf")
+    )
     assert line.type == kind

@@ -11,7 +11,7 @@ from msgspec.structs import replace
 
 from homenode.cluster.slurm.arguments import SharedJobShape, StudyOptions
 from homenode.cluster.slurm.config import config_word, parse_config, replace_words
-from homenode.cluster.slurm.gres import gres_lines
+from homenode.cluster.slurm.gres import parse_gres_lines
 from homenode.cluster.slurm.record import render_hooks
 from homenode.cluster.slurm.study.experiments import (
     Experiment,
@@ -132,6 +132,6 @@ def test_words_of_a_line_are_replaced_by_their_place(
 
 def test_a_corrected_gres_conf_names_the_nodes_that_it_named() -> None:
     text = 'NodeName=gpu\\#1 Name=gpu Type=h100 File=/dev/nvidia[0-1] Flags="a \\# b"\n'
-    (line,) = gres_lines(parse_config(text, "gres.conf"))
+    (line,) = parse_gres_lines(parse_config(text, "gres.conf"))
     assert list(line.nodes or ()) == ["gpu#1"]
     assert config_word("NodeName", "gpu#1") == "NodeName=gpu\\#1"

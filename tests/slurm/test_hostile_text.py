@@ -12,9 +12,9 @@ from homenode.cluster.slurm.audit import audit
 from homenode.cluster.slurm.check import check
 from homenode.cluster.slurm.config import parse_config
 from homenode.cluster.slurm.correction import correct
-from homenode.cluster.slurm.gres import gres_lines, list_node_definitions
+from homenode.cluster.slurm.gres import list_node_definitions, parse_gres_lines
 from homenode.cluster.slurm.job_allocation import build_allocation, node_machine
-from homenode.cluster.slurm.record import parse_record, recorded_allocation
+from homenode.cluster.slurm.record import build_recorded_allocation, parse_record
 from homenode.cluster.slurm.tools.scontrol import Job, parse_scontrol_jobs
 from homenode.cluster.slurm.tools.slurm_nodes import read_shapes
 from homenode.cluster.slurm.tools.squeue import parse_squeue_jobs
@@ -315,7 +315,7 @@ LISTINGS: dict[str, tuple[str, Callable[[str], object]]] = {
     "squeue of 23.02": (squeue_2302(JOBS), audited(parse_squeue_jobs)),
     "squeue of 24.05": (squeue_2405(JOBS), audited(parse_squeue_jobs)),
     "show node": (NODES, lambda text: read_shapes(text, "nodes")),
-    "record": (RECORD, lambda text: audit([recorded_allocation(parse_record(text, "r"))])),
+    "record": (RECORD, lambda text: audit([build_recorded_allocation(parse_record(text, "r"))])),
 }
 
 
@@ -330,7 +330,7 @@ def test_a_damaged_configuration_is_read_or_refused_with_its_line() -> None:
     for damaged in mutations(GRES + SLURM, MUTATIONS):
         try:
             config = parse_config(damaged, "file")
-            gres_lines(config)
+            parse_gres_lines(config)
             list_node_definitions(config)
         except ParseError as error:
             assert error.line is not None and 1 <= error.line <= damaged.count("\n") + 1, damaged

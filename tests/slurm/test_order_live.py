@@ -9,7 +9,7 @@ import pytest
 
 from homenode.cluster.slurm.audit import audit
 from homenode.cluster.slurm.config import parse_config
-from homenode.cluster.slurm.gres import device_order
+from homenode.cluster.slurm.gres import read_device_order
 from homenode.cluster.slurm.job_allocation import build_allocation, node_machine
 from homenode.cluster.slurm.tools.scontrol import parse_scontrol_jobs
 from homenode.cluster.slurm.tools.slurm_nodes import read_shapes
@@ -52,7 +52,7 @@ def test_its_numbers_are_places_in_gres_conf_and_its_ids_threads(slurm: testbed.
     shape = read_shapes(slurm.client("scontrol", "show", "node", "gpu01"), "nodes")["gpu01"]
     # What stands behind a device file is known by its name alone, as with /dev/nvidiaN.
     text = (slurm.base / "gres.conf").read_text().replace(f"{slurm.base}/gpu/gpu", "/dev/nvidia")
-    numbers = device_order(parse_config(text, "gres.conf")).list_numbers("gpu01")
+    numbers = read_device_order(parse_config(text, "gres.conf")).list_numbers("gpu01")
     there = node_machine(machine(TESTBED))
     placed = [build_allocation(job, job.shares[0], there, shape, numbers) for job in jobs]
     assert sorted(len(one.pus or ()) for one in placed) == [8, 8]

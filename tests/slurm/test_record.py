@@ -9,7 +9,7 @@ import pytest
 
 from homenode.cluster.slurm.audit import audit
 from homenode.cluster.slurm.client import read_records
-from homenode.cluster.slurm.record import parse_record, recorded_allocation, render_hooks
+from homenode.cluster.slurm.record import build_recorded_allocation, parse_record, render_hooks
 from homenode.errors import ParseError, UsageError
 from homenode.findings import Finding
 
@@ -37,7 +37,7 @@ end 1700000100
 
 
 def judged(text: str) -> list[Finding]:
-    return list(audit([recorded_allocation(parse_record(text, "7.rec"))]).findings)
+    return list(audit([build_recorded_allocation(parse_record(text, "7.rec"))]).findings)
 
 
 def ids(text: str) -> list[str]:
@@ -82,7 +82,9 @@ def test_a_record_without_tasks_or_addresses_is_not_judged() -> None:
 
 
 def test_gpus_may_be_called_by_their_render_nodes() -> None:
-    owned = recorded_allocation(parse_record(RECORD.replace("held 1", "held 128-129"), "7.rec"))
+    owned = build_recorded_allocation(
+        parse_record(RECORD.replace("held 1", "held 128-129"), "7.rec")
+    )
     assert [gpu.index for gpu in owned.gpus] == [0, 1]
 
 
@@ -166,7 +168,7 @@ def test_the_hooks_record_a_job_that_is_then_audited(tmp_path: Path) -> None:
     record = parse_record((tmp_path / "spool/done/7.gpu01.rec").read_text(), "7")
     assert [task.task for task in record.tasks] == ["0.3"]
     assert str(record.owned) == "1" and record.name == "aheld 0b"
-    findings = audit([recorded_allocation(record)]).findings
+    findings = audit([build_recorded_allocation(record)]).findings
     assert [f.id for f in findings] == ["job-gpu-far", "job-memory-far"]
     assert not live.exists()
 
@@ -273,7 +275,7 @@ def test_a_mig_slice_is_on_the_node_of_its_gpu(tmp_path: Path) -> None:
     run_hook("epilog.sh", tmp_path, **JOB)
     record = parse_record((tmp_path / "spool/done/7.gpu01.rec").read_text(), "7")
     assert record.slices == ((0, 3), (1, 1))
-    owned = recorded_allocation(record)
+    owned = build_recorded_allocation(record)
     assert [gpu.index for gpu in owned.gpus] == [0, 1] and owned.unknown is None
 
 
@@ -293,14 +295,14 @@ def test_a_driver_that_counts_in_another_order_is_asked_about() -> None:
     (finding,) = judged(swapped)
     assert finding.id == "job-unjudged" and "--gres" in str(finding.fix)
     record = parse_record(swapped, "7.rec")
-    assert [g.index for g in recorded_allocation(record, (1, 0)).gpus] == [0]
+    assert [g.index for g in build_recorded_allocation(record, (1, 0)).gpus] == [0]
 
 
 def test_a_gpu_of_one_node_or_of_its_own_memory_is_at_the_cpus() -> None:
     own = RECORD.replace("gpu 1 0019:01:00.0 1", "gpu 1 0019:01:00.0 12")
     rows = "distances 4 80 120 10 120\ndistances 12 120 80 120 10\n"
     record = parse_record(own.replace("gpumemory", rows + "gpumemory", 1), "7.rec")
-    assert [gpu.node for gpu in recorded_allocation(record).gpus] == [1]
+    assert [gpu.node for gpu in build_recorded_allocation(record).gpus] == [1]
     one = "homenode-slurm-record 1\njob 1\nnode n\nnuma 0 0-7\ngpu 0 0000:01:00.0 -1\nheld 0\n"
     assert ids(one + "task 0.0 0 0 bind:0\n") == []
 

@@ -12,7 +12,7 @@ from homenode.bdf import Bdf
 from homenode.cluster.slurm.arguments import SharedJobShape, StudyOptions
 from homenode.cluster.slurm.study.directory import StudyDirectory, read_sources
 from homenode.cluster.slurm.study.experiments import Study, plan_experiments
-from homenode.cluster.slurm.study.report import StudyReport, study_report
+from homenode.cluster.slurm.study.report import StudyReport, build_study_report
 from homenode.cluster.slurm.study.text import format_slurm_study
 from homenode.cluster.slurm.tools.slurm_nodes import ClusterNode
 from homenode.cpuset import CpuSet
@@ -95,7 +95,7 @@ def a_run(name: str, block: int | None, said: str = "made up") -> Run:
 def shown(directory: Path, width: int = 40) -> str:
     """The report in both of its forms."""
     found = read_sources([directory])
-    made: StudyReport = study_report("x", found)
+    made: StudyReport = build_study_report("x", found)
     json.loads(encode("slurm-report", made))
     out = io.StringIO()
     console = PrintableConsole(file=out, width=width, color_system=None)

@@ -19,7 +19,7 @@ from homenode.cluster.slurm.study.evidence import StudySources, parse_collective
 from homenode.cluster.slurm.study.experiments import Experiment, NodeSharing, Study, render_script
 from homenode.cluster.slurm.study.locality import CGROUP, VISIBLE, parse_gpus
 from homenode.cluster.slurm.study.maps import StudyMatrix, find_slow_copies
-from homenode.cluster.slurm.study.report import study_report
+from homenode.cluster.slurm.study.report import build_study_report
 from homenode.measure.results.model import Origin
 
 HERE = Path(__file__).parent
@@ -119,7 +119,7 @@ def test_a_job_leaves_an_ordinary_run_with_raw_output_and_time(tmp_path: Path) -
     assert (alone.record.queue_wait_s, alone.record.other_jobs) == (7.0, 1)
     # CPU ids 32-35 are the first cores of socket 1, and GPU 3 is on socket 0.
     assert alone.cpu_nodes == (1,)
-    report = study_report("x", StudySources(jobs=found.jobs))
+    report = build_study_report("x", StudySources(jobs=found.jobs))
     assert [str(job.locality) for job in report.jobs] == ["lost", "bound by the study"]
 
 

@@ -31,14 +31,14 @@ from homenode.cluster.slurm.study.report import (
     NEAR,
     RecommendedQueue,
     StudyReport,
+    build_study_report,
     compare_jobs,
     convert_copies,
-    study_report,
 )
 from homenode.cluster.slurm.study.text import (
     build_study_page,
     build_study_summary,
-    effect_cells,
+    format_effect_cells,
     format_slurm_study,
 )
 from homenode.cpuset import CpuSet
@@ -82,7 +82,7 @@ def text_of(shown: StudyReport | Doc, width: int = 100) -> str:
 
 def of_directory(directory: Path) -> StudyReport:
     found = read_sources([directory])
-    return study_report("x", found)
+    return build_study_report("x", found)
 
 
 @pytest.fixture
@@ -333,7 +333,7 @@ def test_a_record_tells_waits_hours_and_neighbours() -> None:
 def test_files_that_are_damaged_or_missing_are_gaps(texts: dict[str, str]) -> None:
     one = judged(run_of("a"), texts)
     assert one.node == "n1"
-    report = study_report("x", StudySources(jobs=(one,), gaps=one.gaps))
+    report = build_study_report("x", StudySources(jobs=(one,), gaps=one.gaps))
     assert "a" in text_of(report)
     json.loads(encode("slurm-report", report))
 
@@ -413,7 +413,7 @@ def test_shared_jobs_do_for_copies_where_they_are_near_bound_and_as_fast(
         job(NodeSharing.EXCLUSIVE, 50e9),
         job(NodeSharing.TOGETHER, shared, memory_nodes=memory),
     )
-    report = study_report("x", StudySources(jobs=jobs))
+    report = build_study_report("x", StudySources(jobs=jobs))
     assert report.recommendations[0].queue is expected
 
 
@@ -425,7 +425,7 @@ def test_power_is_shown_by_binding_with_the_energy_of_a_copy() -> None:
         job(NodeSharing.TOGETHER, 50e9, samples=(copy, watts)),
         job(NodeSharing.EXCLUSIVE, 50e9),
     )
-    report = study_report("x", StudySources(jobs=jobs))
+    report = build_study_report("x", StudySources(jobs=jobs))
     expected = {"gpu-bandwidth": 400.0, "gpu-bandwidth, J/GB": pytest.approx(8.0)}
     assert report.power == {"1 GPU, together": expected}
     assert "8 J/GB" in text_of(report)
@@ -442,7 +442,7 @@ def test_slices_are_compared_with_whole_gpus_and_decide_nothing() -> None:
         NEAR,
         ("1 GPU, together", "slice gpu:1g.10gb, together"),
     )
-    report = study_report("x", StudySources(jobs=jobs))
+    report = build_study_report("x", StudySources(jobs=jobs))
     assert "slice gpu:1g.10gb, together" in text_of(report)
     assert report.recommendations[0].queue is RecommendedQueue.EITHER
 
@@ -456,7 +456,7 @@ def test_jobs_that_did_not_measure_together_stand_apart() -> None:
 def test_the_setup_names_machines_and_no_gpus_where_the_jobs_had_none() -> None:
     run = run_of("a", system=CPU_ONLY, host_kind="two nodes")
     setup = dict(
-        study_report("x", StudySources(jobs=(job(NodeSharing.ALONE, 1.0, run=run),))).setup
+        build_study_report("x", StudySources(jobs=(job(NodeSharing.ALONE, 1.0, run=run),))).setup
     )
     assert setup["machine"] == "two nodes" and "GPU" not in setup
 
@@ -464,7 +464,7 @@ def test_the_setup_names_machines_and_no_gpus_where_the_jobs_had_none() -> None:
 def test_the_own_programs_time_is_shown_in_seconds() -> None:
     took = (Sample("app-time:gmx", "ns", 42e9),)
     jobs = (job(NodeSharing.ALONE, 1.0, samples=took), job(NodeSharing.TOGETHER, 1.0, samples=took))
-    text = text_of(study_report("x", StudySources(jobs=jobs)))
+    text = text_of(build_study_report("x", StudySources(jobs=jobs)))
     assert "42 s" in text
     assert "1 GPU, alone" in text
 
@@ -472,7 +472,7 @@ def test_the_own_programs_time_is_shown_in_seconds() -> None:
 def test_the_job_of_all_nodes_counts_its_gpu_hours() -> None:
     found = parse_collective({"started": "1000\n", "ended": "2800\n"}, gpus=24)
     assert found.gpu_hours == 12.0
-    report = study_report(
+    report = build_study_report(
         "x", StudySources(jobs=(job(NodeSharing.EXCLUSIVE, 50e9),), collective=found)
     )
     assert "12.00 GPU-hours" in text_of(report)
@@ -517,11 +517,13 @@ def test_a_row_whose_interval_excludes_1_says_why_nothing_can_be_told(gh200: Pat
     report = of_directory(gh200)
     (first, *_) = (e for c in report.comparisons for e in c.effects)
     effect = structs.replace(first, outcome=Outcome.CANNOT_TELL, low=0.5, high=0.76, ratio=0.62)
-    assert effect_cells(structs.replace(effect, caveats=("unusable",)))[1].endswith(": unusable")
-    assert effect_cells(structs.replace(effect, caveats=("unusable",), high=1.1))[1].endswith(
-        "tell"
+    assert format_effect_cells(structs.replace(effect, caveats=("unusable",)))[1].endswith(
+        ": unusable"
     )
-    assert "several" in effect_cells(structs.replace(effect, caveats=()))[1]
+    assert format_effect_cells(structs.replace(effect, caveats=("unusable",), high=1.1))[
+        1
+    ].endswith("tell")
+    assert "several" in format_effect_cells(structs.replace(effect, caveats=()))[1]
 
 
 def test_the_report_is_a_page_of_its_own(gh200: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -622,11 +624,11 @@ def _between(node: str, binding: int | None, rate: float, number: int) -> JobEvi
 def test_one_binding_on_two_nodes_of_the_cluster_is_one_binding() -> None:
     jobs = tuple(_between(node, 0, 130e9, 0) for node in ("n1", "n2"))
     jobs += (_between("n3", None, 130e9, 0),)
-    multi = study_report("x", StudySources(jobs=jobs)).recommendations[2]
+    multi = build_study_report("x", StudySources(jobs=jobs)).recommendations[2]
     assert (multi.queue, multi.measured) == (RecommendedQueue.UNKNOWN, False)
     jobs += tuple(_between(node, 1, 130e9, 0) for node in ("n1", "n2"))
     assert (
-        study_report("x", StudySources(jobs=jobs)).recommendations[2].queue
+        build_study_report("x", StudySources(jobs=jobs)).recommendations[2].queue
         is RecommendedQueue.EITHER
     )
 
@@ -637,7 +639,7 @@ def test_what_sharing_changes_rests_on_the_users_own_program_alone() -> None:
         job(mode, 1.0, name=str(mode), samples=(inside,))
         for mode in (NodeSharing.EXCLUSIVE, NodeSharing.ALONE)
     )
-    assert not study_report("x", StudySources(jobs=jobs)).recommendations[1].measured
+    assert not build_study_report("x", StudySources(jobs=jobs)).recommendations[1].measured
     rng = random.Random(5)
 
     def answer_of(ratio: float, count: int) -> tuple[RecommendedQueue, bool]:
@@ -651,7 +653,7 @@ def test_what_sharing_changes_rests_on_the_users_own_program_alone() -> None:
             for mode, level in ((NodeSharing.EXCLUSIVE, 1.0), (NodeSharing.ALONE, ratio))
             for number in range(count)
         )
-        found = study_report("x", StudySources(jobs=jobs)).recommendations[1]
+        found = build_study_report("x", StudySources(jobs=jobs)).recommendations[1]
         return found.queue, found.measured
 
     assert answer_of(1.0, 4) == (RecommendedQueue.SHARED, True)
@@ -699,6 +701,8 @@ def test_copies_by_sm_are_apart_from_those_by_copy_engines() -> None:
         Sample("h2d-bandwidth", "bytes_per_s", rate, device=gpu, node=0, variant=variant)
         for rate, variant in ((50e9, None), (40e9, "sm"), (90e9, "both ways"))
     )
-    report = study_report("x", StudySources(jobs=(job(NodeSharing.EXCLUSIVE, 50e9, samples=both),)))
+    report = build_study_report(
+        "x", StudySources(jobs=(job(NodeSharing.EXCLUSIVE, 50e9, samples=both),))
+    )
     assert {(one.method, one.mean) for one in report.spreads} == {("CE", 50e9), ("SM", 40e9)}
     assert all(one.deviation is None for one in report.spreads)

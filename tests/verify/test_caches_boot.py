@@ -15,7 +15,7 @@ from msgspec import structs
 from msgspec.structs import replace
 
 from homenode.check.verify.boot.initramfs import pack_initramfs
-from homenode.check.verify.boot.stand_in_boot import kernel_command
+from homenode.check.verify.boot.stand_in_boot import build_kernel_command
 from homenode.cpuset import CpuSet
 from homenode.machine.topology import Host
 from homenode.plan.planner import plan
@@ -88,7 +88,7 @@ def booted(made: Plan, model: str, online: int, directory: Path) -> Seen:
             *chain.from_iterable(cells),
             *("-nodefaults", "-display", "none", "-serial", "stdio", "-no-reboot"),
             *("-kernel", str(files.kernel), "-initrd", str(directory / "initramfs")),
-            *("-append", kernel_command(made.vm.vcpus, kvm=False)),
+            *("-append", build_kernel_command(made.vm.vcpus, kvm=False)),
         ],
         capture_output=True,
         check=False,

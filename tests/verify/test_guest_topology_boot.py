@@ -8,7 +8,7 @@ from itertools import accumulate
 
 import pytest
 
-from homenode.check.verify.boot.stand_in_boot import kernel_command
+from homenode.check.verify.boot.stand_in_boot import build_kernel_command
 from homenode.plan.shape.assemble import assemble
 from homenode.units import GIB
 from homenode.vm.model import GuestTopology
@@ -30,7 +30,7 @@ def console(model: str, topology: GuestTopology, cells: tuple[int, ...]) -> str:
         *("-smp", f"{topology.vcpus},{shape}", "-m", f"{96 * len(cells)}M", "-nodefaults"),
         *("-display", "none", "-serial", "stdio", "-no-reboot", "-kernel", str(kernel), "-append"),
         # What it says of its CPUs is no error, and is not silenced.
-        kernel_command(topology.vcpus, kvm=False).replace(" quiet", ""),
+        build_kernel_command(topology.vcpus, kvm=False).replace(" quiet", ""),
     ]
     for cell, (count, end) in enumerate(zip(cells, accumulate(cells), strict=True)):
         argv += ["-object", f"memory-backend-ram,id=m{cell},size=96M"]

@@ -24,7 +24,7 @@ from homenode.check.verify.boot.stand_in import (
     build_test_guest,
     choose_cpu,
 )
-from homenode.check.verify.boot.stand_in_boot import COMMAND, kernel_command
+from homenode.check.verify.boot.stand_in_boot import COMMAND, build_kernel_command
 from homenode.check.verify.guest_checks import find_untested_parts
 from homenode.cpuset import CpuSet
 from homenode.errors import HostError
@@ -405,8 +405,8 @@ def test_many_vcpus_without_kvm_are_another_guest_than_that_of_the_pcie_tree() -
 
 
 def test_a_guest_of_few_emulated_vcpus_addresses_them_by_physical_destination() -> None:
-    assert kernel_command(8, kvm=False).endswith(" possible_cpus=9")
-    assert kernel_command(9, kvm=False) == kernel_command(4, kvm=True) == COMMAND
+    assert build_kernel_command(8, kvm=False).endswith(" possible_cpus=9")
+    assert build_kernel_command(9, kvm=False) == build_kernel_command(4, kvm=True) == COMMAND
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from msgspec import structs
 
 from homenode import formats
 from homenode.check.verify.guest_checks import GuestView, view_of_guest
-from homenode.check.verify.target_file import build_target_expectation, lost_in_guest
+from homenode.check.verify.target_file import build_target_expectation, list_guest_losses
 from homenode.errors import InputError
 from homenode.findings import Severity
 from homenode.machine.topology import Host
@@ -104,7 +104,7 @@ CACHES, NODES = "shared caches", "each device on its guest cell"
     ],
 )
 def test_what_is_not_compared_is_named(target: str, lost: set[str]) -> None:
-    named = list(lost_in_guest(plan_for(target), target, "guest"))
+    named = list(list_guest_losses(plan_for(target), target, "guest"))
     assert {one.subject.removesuffix(" of the guest") for one in named} == lost
     assert {(one.id, one.severity) for one in named} <= {("target-lost", Severity.INFO)}
 

@@ -34,7 +34,9 @@ def format_help(
 ) -> str:
     width = max(40, min(_MAX_WIDTH, shutil.get_terminal_size().columns - 1))
     return "\n".join(
-        help_lines(command, path, width, _format_bold if to_terminal else str, shows_all=shows_all)
+        format_help_lines(
+            command, path, width, _format_bold if to_terminal else str, shows_all=shows_all
+        )
     )
 
 
@@ -46,7 +48,7 @@ def print_help(command: Command, path: str, *, shows_all: bool) -> None:
     print_own(format_help(command, path, shows_all=shows_all, to_terminal=sys.stdout.isatty()))
 
 
-def help_lines(
+def format_help_lines(
     command: Command,
     path: str,
     width: int,

@@ -22,7 +22,7 @@ from homenode.change.retrain.install import (
     list_domain_gpus,
     read_slot_links,
     render_libvirt_hook,
-    systemd_unit,
+    render_systemd_unit,
 )
 from homenode.change.retrain.plan import RetrainPlan, describe, plan_retrain
 from homenode.cli.arguments.check import RetrainArguments, RetrainHookArguments
@@ -63,7 +63,7 @@ def retrain(arguments: RetrainArguments) -> None:
     if not devices:
         raise missing("BDF", "homenode doctor retrain 41:00.0")
     if arguments.print_unit:
-        print_file(systemd_unit(devices, _find_program(), arguments.target))
+        print_file(render_systemd_unit(devices, _find_program(), arguments.target))
         return
     host = _read_this_machine()
     findings: list[Finding] = []

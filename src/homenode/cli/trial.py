@@ -244,7 +244,9 @@ def show_status(arguments: TrialStatusArguments) -> None:
         raise InputError(f"no trial of {name}", hint="homenode trial status")
     shown = trials if name is None else trials[-1:]
     if arguments.json:
-        print_json(encode("trial-status", TrialStatus(trials=tuple(map(_trial_standing, shown)))))
+        print_json(
+            encode("trial-status", TrialStatus(trials=tuple(map(_build_trial_progress, shown))))
+        )
         return
     for trial in shown:
         if trial.head is None:
@@ -265,7 +267,7 @@ def _name_of(trial: StoredTrial) -> str:
     return trial.head.argument if last.directory == trial.directory else trial.head.id
 
 
-def _trial_standing(trial: StoredTrial) -> TrialProgress:
+def _build_trial_progress(trial: StoredTrial) -> TrialProgress:
     head, state = trial.head, trial.state
     if head is None:
         return TrialProgress(directory=str(trial.directory), reason=trial.reason)

@@ -76,7 +76,7 @@ def group_runs(runs: Iterable[Run]) -> tuple[Alternative, ...]:
     have the same names over all of them."""
     by_key: dict[_Key, list[Run]] = {}
     for run in runs:
-        group = by_key.setdefault(_key(run.head), [])
+        group = by_key.setdefault(_make_key(run.head), [])
         if not any(_are_copies(run, other) for other in group):
             group.append(run)
     several_modes = len({key[2] for key in by_key}) > 1
@@ -115,7 +115,7 @@ def join_states(alternatives: Sequence[Alternative]) -> tuple[Alternative, ...]:
     )
 
 
-def _key(head: RunHead) -> _Key:
+def _make_key(head: RunHead) -> _Key:
     return head.switches, head.arrangement, head.memory_mode, head.page_bytes
 
 

@@ -227,7 +227,9 @@ def _compare(
         blocking = dict.fromkeys(caveat.id for caveat in about if caveat.blocks)
         labels, pair = (baseline.label, other.label), (series[key], theirs[key])
         candidates.append(
-            _interval_between(metric, labels, pair, neighbours, key in decisive, tuple(blocking))
+            _compute_interval_between(
+                metric, labels, pair, neighbours, key in decisive, tuple(blocking)
+            )
         )
         of_series += pair_caveats
     caveats += of_series
@@ -265,7 +267,7 @@ def _list_deciding_keys(keys: Iterable[SeriesKey], objective: Objective | None) 
     return {key for metric in metrics for key in choose_headline(metric_ids, metric)}
 
 
-def _interval_between(
+def _compute_interval_between(
     metric: Metric,
     labels: tuple[str, str],
     pair: tuple[Series, Series],

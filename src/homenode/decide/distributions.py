@@ -183,7 +183,7 @@ def _compute_range_table(groups: int) -> tuple[list[float], list[float]]:
         width = number * _STEP
         value = slope = 0.0
         for z, weight, below in _place_greatest():
-            inside = below - _normal_tail(z - width)
+            inside = below - _compute_normal_tail(z - width)
             power = weight * inside ** (groups - 2)
             value += power * inside
             slope += power * math.exp(-((z - width) ** 2) / 2)
@@ -196,10 +196,12 @@ def _compute_range_table(groups: int) -> tuple[list[float], list[float]]:
 def _place_greatest() -> tuple[tuple[float, float, float], ...]:
     """Return places of the greatest value, with their weights and the probability below."""
     places = ((16 * place - 8, weight) for place, weight in _place_nodes())
-    return tuple((z, weight * math.exp(-z * z / 2), _normal_tail(z)) for z, weight in places)
+    return tuple(
+        (z, weight * math.exp(-z * z / 2), _compute_normal_tail(z)) for z, weight in places
+    )
 
 
-def _normal_tail(z: float) -> float:
+def _compute_normal_tail(z: float) -> float:
     return math.erfc(-z / math.sqrt(2)) / 2
 
 

@@ -19,7 +19,7 @@ from homenode.decide.comparison import (
     make_caveat,
 )
 from homenode.decide.summary import Series, SeriesKey, headline_series
-from homenode.decide.words import range_text
+from homenode.decide.words import format_bounds
 from homenode.findings import Caveat
 from homenode.metrics import METRICS, Metric, list_primaries
 from homenode.objective import Objective
@@ -208,7 +208,7 @@ def _list_results(
 def _list_wide_caveats(results: Sequence[RankedResult], metric: Metric) -> Iterator[Caveat]:
     """Yield caveats on alternatives whose intervals are too wide for a conclusion."""
     ranges = [
-        f"{result.alternative} {range_text(result.low, result.high)}"
+        f"{result.alternative} {format_bounds(result.low, result.high)}"
         for result in results
         if result.position is MetricRank.UNDECIDED
         and result.low is not None

@@ -9,7 +9,7 @@ from homenode.decide.comparison import FEW_BOOTS, PRINTED, EvidenceLevel
 from homenode.decide.machine_facts import assign_runs, collect_host_facts
 from homenode.decide.ranking import MetricRank, RankedResult
 from homenode.decide.recommendation import Reason, ReasonId, Recommendation, decide
-from homenode.decide.words import format_change, range_text
+from homenode.decide.words import format_bounds, format_change
 from homenode.machine.topology import Host
 from homenode.measure.results.model import Run
 from homenode.metrics import METRICS, format_titles
@@ -185,7 +185,7 @@ def _format_change(
     is_interval = other.low is not None and other.high is not None and not bare
     if not is_interval or not is_best or lower:
         return text
-    return f"{text} ({range_text(1 / (other.high or 1.0), 1 / (other.low or 1.0))})"
+    return f"{text} ({format_bounds(1 / (other.high or 1.0), 1 / (other.low or 1.0))})"
 
 
 LIKE = 0.95  # and its inverse: values between them are called equal

@@ -47,10 +47,10 @@ def format_multiple(ratio: float) -> str:
     return f"{ratio:.3g}x" if 0.95 < ratio < MIN_MULTIPLE else f"{ratio:.2g}x"
 
 
-def range_text(low: float, high: float, name: str = "", *, lower_is_better: bool = False) -> str:
+def format_bounds(low: float, high: float, name: str = "", *, lower_is_better: bool = False) -> str:
     """The changes between two ratios, the smaller one first.
 
-    >>> range_text(0.83, 0.88), range_text(2.6, 7.54, "pin"), range_text(0.95, 1.2)
+    >>> format_bounds(0.83, 0.88), format_bounds(2.6, 7.54, "pin"), format_bounds(0.95, 1.2)
     ('12 to 17 % slower', '2.6x to 7.5x pin', '5 % slower to 1.2x')
     """
     ratios = (high, low) if high <= 1 else (low, high)

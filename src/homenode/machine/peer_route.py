@@ -91,7 +91,9 @@ def request_way(acs: frozenset[str], address: AddressType) -> tuple[RouteWay, Ro
     return RouteWay.SWITCH, RouteCause.NONE
 
 
-def completion_way(acs: frozenset[str], *, relaxed: bool | None) -> tuple[RouteWay, RouteCause]:
+def choose_completion_way(
+    acs: frozenset[str], *, relaxed: bool | None
+) -> tuple[RouteWay, RouteCause]:
     """Return the route of completions at the responding function's port. relaxed: their attribute.
     Other controls, including DirectTrans, do not matter."""
     if COMPLETION_REDIRECT not in acs or relaxed:
@@ -119,7 +121,9 @@ class PeerRoute(Struct, frozen=True, kw_only=True):
         return self.write.way is RouteWay.SWITCH and self.completion.way is RouteWay.SWITCH
 
 
-def peer_route(host: Host, requester: PciDevice, target: PciDevice, *, in_vm: bool) -> PeerRoute:
+def find_peer_route(
+    host: Host, requester: PciDevice, target: PciDevice, *, in_vm: bool
+) -> PeerRoute:
     """Return the route from a function to another. in_vm: both belong to a VM."""
     theirs, target_ports = host.ports_above(requester), host.ports_above(target)
     above_target = {port.bdf for port in target_ports}
@@ -224,7 +228,7 @@ def _route_completion(egress: PciDevice | None, relaxed: bool | None) -> RouteLe
     acs = None if egress is None else _find_acs(egress)
     if egress is None or acs is None:
         return RouteLeg(RouteWay.UNKNOWN, RouteCause.UNREAD, None if egress is None else egress.bdf)
-    way, cause = completion_way(acs, relaxed=relaxed)
+    way, cause = choose_completion_way(acs, relaxed=relaxed)
     return RouteLeg(way, cause, None if way is RouteWay.SWITCH else egress.bdf)
 
 
@@ -267,7 +271,9 @@ def _list_links_below(host: Host, device: PciDevice, switch: Bdf | None) -> Iter
         yield link
 
 
-def peer_routes(host: Host, passed_gpus: frozenset[Bdf] = frozenset()) -> tuple[PeerRoute, ...]:
+def list_peer_routes(
+    host: Host, passed_gpus: frozenset[Bdf] = frozenset()
+) -> tuple[PeerRoute, ...]:
     """Return routes from each NIC and GPU to each other GPU of the same user below one switch,
     ascending by GPU. passed_gpus: functions of one VM, whatever their drivers are. For NICs with
     virtual functions on VFIO, only these count."""
@@ -291,5 +297,5 @@ def peer_routes(host: Host, passed_gpus: frozenset[Bdf] = frozenset()) -> tuple[
                     continue
                 is_same = None in (user.driver, gpu.driver) or is_passed(user) is is_passed(gpu)
                 if is_vm or is_same:
-                    routes.append(peer_route(host, user, gpu, in_vm=is_vm or is_passed(user)))
+                    routes.append(find_peer_route(host, user, gpu, in_vm=is_vm or is_passed(user)))
     return tuple(route for route in routes if route.switch is not None)

@@ -24,11 +24,11 @@ from homenode.nccl.topology import (
 )
 from homenode.plan.devices.fabric import (
     Board,
-    board_of_host,
     find_board,
     is_partition,
     map_modules,
     partitions_of_size,
+    read_board,
 )
 from homenode.text import plural
 from homenode.vm.model import LayoutRecord
@@ -64,7 +64,7 @@ def check_fabric(gpus: Iterable[Bdf], query: NvidiaQuery, source: str) -> Iterat
 def check_fabric_of_host(gpus: Iterable[Bdf], host: Host) -> Iterator[Finding]:
     """Yield check_fabric's findings, if the host's source gives the module ids."""
     bdfs = tuple(sorted(gpus))
-    board, known_modules = board_of_host(host), map_modules(host)
+    board, known_modules = read_board(host), map_modules(host)
     if board is not None and bdfs and all(bdf in known_modules for bdf in bdfs):
         yield from _check_partitions(bdfs, board, known_modules, host.name)
 

@@ -166,7 +166,7 @@ def resolve_layout(
     if chosen_options.cells is GuestCells.HOST and options.cells is None and options.pcie is None:
         for_flat = structs.replace(choice, layout=FLAT, keep_vcpus=False)
         flat = _apply_choice(options, for_flat, objective)
-        reason = _reason_for_flat(guest, chosen_options, flat, host)
+        reason = _find_reason_for_flat(guest, chosen_options, flat, host)
         if reason is not None:
             chosen_options, choice = flat, structs.replace(for_flat, reason=reason)
     layout = f"{choice.layout} with bound memory" if choice.floating else choice.layout
@@ -223,7 +223,9 @@ def _has_pairs(guest: Vm, options: PlanOptions, host: Host) -> bool:
     return not (of_gpus & switches(DeviceKind.NIC, options.with_nics)) <= {None}
 
 
-def _reason_for_flat(guest: Vm, chosen: PlanOptions, flat: PlanOptions, host: Host) -> str | None:
+def _find_reason_for_flat(
+    guest: Vm, chosen: PlanOptions, flat: PlanOptions, host: Host
+) -> str | None:
     """Return the reason to stay flat: cells do not fit, or only without the host's reserve."""
 
     def try_plan(options: PlanOptions, *, brief: bool = True) -> Plan | HomenodeError:

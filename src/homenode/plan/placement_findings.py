@@ -28,7 +28,7 @@ from homenode.vm.layout import GuestCells, GuestPcie, MemoryBinding, Pinning, Si
 from homenode.vm.plan import Relaxation
 
 
-def memory_short(host: Host, request: GuestRequest) -> Iterator[Finding]:
+def check_memory_short(host: Host, request: GuestRequest) -> Iterator[Finding]:
     """Yield a finding if a VM without bound memory needs more than all nodes have free."""
     page, needed_pages = get_page_size(request), cell_pages_wanted(request)
     needed_pages += sum(pages for _, pages in list_device_pages(request))
@@ -259,7 +259,7 @@ _COSTS_OF_CORES = {
 }
 
 
-def whole_core_costs(host: Host, request: GuestRequest, placement: Placement) -> Iterator[str]:
+def list_whole_core_costs(host: Host, request: GuestRequest, placement: Placement) -> Iterator[str]:
     """Yield the extra cost of a whole core for each vCPU, as text: "whole cores would ...".
     placement: with whole cores."""
     allowed_relaxations = {Relaxation.MIXED_KINDS} if request.options.mixed_kinds else set()

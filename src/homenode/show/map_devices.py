@@ -147,14 +147,16 @@ def _switch_size(
     across = min(columns, len(group.cards))
     rows = [group.cards[i : i + across] for i in range(0, len(group.cards), across)]
     width = across * (card_width + _GAP) - _GAP
-    height = sum(_row_height(row, facts, card_width) + _GAP for row in rows) - _GAP
+    height = sum(_compute_row_height(row, facts, card_width) + _GAP for row in rows) - _GAP
     if group.switch is None:
         return width, height
     label = len(_switch_label(group, facts, width)) * _LINE + 5
     return width + 2 * _PAD, label + height + _PAD
 
 
-def _row_height(cards: Sequence[DeviceCard], facts: DeviceFacts, card_width: float) -> float:
+def _compute_row_height(
+    cards: Sequence[DeviceCard], facts: DeviceFacts, card_width: float
+) -> float:
     return max(_card_height(card, facts, card_width) for card in cards)
 
 
@@ -273,7 +275,7 @@ def _draw_switch(
     across = min(columns, len(switch.cards))
     for start in range(0, len(switch.cards), across):
         row = switch.cards[start : start + across]
-        row_height = _row_height(row, facts, card_width)
+        row_height = _compute_row_height(row, facts, card_width)
         for position, card in enumerate(row):
             box = (card_x + position * (card_width + _GAP), card_y, card_width, row_height)
             _draw_card(canvas, card, facts, box)

@@ -36,7 +36,9 @@ class CellSize(Struct, frozen=True):
     small: float
 
 
-def cell_size(host: Host, uses: Mapping[int, CpuUse], planned: bool, zoom: float) -> CellSize:
+def compute_cell_size(
+    host: Host, uses: Mapping[int, CpuUse], planned: bool, zoom: float
+) -> CellSize:
     """Return the size at which every CPU's number, and with a plan every vCPU's, fits its box."""
     # Boxes may grow more than their text: large numbers are no easier to read.
     scale = min(zoom, 1.25)

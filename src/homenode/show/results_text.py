@@ -37,7 +37,7 @@ from homenode.decide.sentences import (
     format_sentence,
 )
 from homenode.decide.summary import Series, SeriesKey, choose_headline
-from homenode.decide.words import format_change, format_value, range_text
+from homenode.decide.words import format_bounds, format_change, format_value
 from homenode.doc import Cell, Doc, Part, Section, Table, Text
 from homenode.findings import Caveat, Gap
 from homenode.measure.derived_run import schedule_of
@@ -177,11 +177,11 @@ def format_comparison(comparison: RecommendedComparison, *, everything: bool = F
 
 
 def _format_skipped(comparison: Comparison) -> Iterator[Text]:
-    for line in _skipped_texts(comparison.skipped):
+    for line in _format_gaps(comparison.skipped):
         yield Text(f"not read  {line}", "warn", hang=10)
 
 
-def _skipped_texts(gaps: Iterable[Gap]) -> Iterator[str]:
+def _format_gaps(gaps: Iterable[Gap]) -> Iterator[str]:
     subjects: dict[str, list[str]] = {}
     for gap in gaps:
         subjects.setdefault(gap.reason, []).append(gap.subject)
@@ -285,7 +285,7 @@ def _format_reasons(
         texts = [shorten_list(texts, _MAX_CAVEATS, "; ")] if texts else []
     lines += [("caveat", text, "") for text in texts]
     if not everything and answers[0] is comparison.recommendations[0]:
-        lines += [("not read", line, "warn") for line in _skipped_texts(comparison.skipped)]
+        lines += [("not read", line, "warn") for line in _format_gaps(comparison.skipped)]
     sources = dict.fromkeys(s for answer in answers if everything for s in answer.sources)
     lines += [("source", source, "dim") for source in sources]
     command = _format_next_trial(answers)
@@ -446,7 +446,7 @@ def _format_row(comparison: Comparison, effect: Effect) -> tuple[str, ...]:
 def _format_interval(effect: Effect) -> str:
     if effect.low is None or effect.high is None:
         return "-"
-    return range_text(effect.low, effect.high, lower_is_better=effect.lower_is_better)
+    return format_bounds(effect.low, effect.high, lower_is_better=effect.lower_is_better)
 
 
 def _format_outcome(effect: Effect) -> str:

@@ -20,8 +20,8 @@ from homenode.show.map_devices import DeviceFacts, collect_device_facts, draw_de
 from homenode.show.map_nodes import (
     CellSize,
     Scene,
-    cell_size,
     choose_columns,
+    compute_cell_size,
     compute_core_space,
     count_core_rows,
     draw_packages,
@@ -91,7 +91,7 @@ def draw_topology(host: Host, plan: Plan | None = None) -> str:
 def _choose_cell_size(scene: Scene, frames: tuple[PackageFrame, ...]) -> CellSize:
     """Return the largest CPU boxes that need no more rows of cores than the smallest."""
     planned = scene.plan is not None and bool(scene.plan.vcpu_pins)
-    sizes = [cell_size(scene.host, scene.uses, planned, zoom) for zoom in _ZOOMS]
+    sizes = [compute_cell_size(scene.host, scene.uses, planned, zoom) for zoom in _ZOOMS]
     if not frames:
         return sizes[-1]
     across, nodes_across = choose_columns(frames)

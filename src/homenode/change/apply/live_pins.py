@@ -22,7 +22,7 @@ from homenode.vm.hypervisor.connection import (
     LivePin,
     format_pins,
     is_local,
-    pins_of_text,
+    parse_pin_lines,
 )
 from homenode.vm.hypervisor.virsh import RejectedError, Virsh
 from homenode.vm.model import Vm
@@ -124,7 +124,7 @@ def find_moved_pins(
         None not in (recorded_mark, mark) and recorded_mark != mark
     ):
         return None
-    return pins_of_text(entry.before or ""), pins_of_text(entry.after or "")
+    return parse_pin_lines(entry.before or ""), parse_pin_lines(entry.after or "")
 
 
 def preview_restore_live_pins(virsh: Virsh, name: str, root: Path) -> tuple[LivePin, ...]:
@@ -140,7 +140,7 @@ def preview_restore_live_pins(virsh: Virsh, name: str, root: Path) -> tuple[Live
         pin
         for entry in store.journal.read_entries()  # also of an apply that failed since the first
         if entry.kind == PIN and entry.facts.get("run_id") == str(state.run_id)
-        for pin in pins_of_text(f"{entry.before}; {entry.after}")
+        for pin in parse_pin_lines(f"{entry.before}; {entry.after}")
     }
     thread_keys = {(pin.kind, pin.number) for pin in after}
     for pin in virsh.live_pins(state.uuid):

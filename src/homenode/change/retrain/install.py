@@ -30,7 +30,7 @@ DAC_READ_SEARCH to list files that other users' processes have open. ProtectSyst
 ignore unknown lines with a warning."""
 
 
-def systemd_unit(devices: Sequence[Bdf], program: str, target: int | None = None) -> str:
+def render_systemd_unit(devices: Sequence[Bdf], program: str, target: int | None = None) -> str:
     """Return a unit that trains the links of these devices before any VM can start.
 
     target: generation; None = the fastest that both ends support. A missing or busy device does not

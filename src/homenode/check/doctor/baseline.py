@@ -55,7 +55,7 @@ def _judge_change(severity: Severity) -> Callable[[Any, Any], Severity | None]:
     return lambda was, now: severity if was != now else None
 
 
-def _memory_change(was: int, now: int) -> Severity | None:
+def _judge_memory_change(was: int, now: int) -> Severity | None:
     return Severity.CRITICAL if abs(now - was) * _MEMORY_TOLERANCE > was else None
 
 
@@ -109,12 +109,12 @@ def _count_huge_pages(host: Host) -> dict[str, int]:
     }
 
 
-def _kernel_parameters(host: Host) -> str | None:
+def _read_kernel_parameters(host: Host) -> str | None:
     parameters = host.settings.placement_parameters
     return "none that matters" if parameters == "" else parameters
 
 
-def _kernel_change(was: str, now: str) -> Severity | None:
+def _judge_kernel_change(was: str, now: str) -> Severity | None:
     """Return a warning; None if at most values differ that one capture redacted."""
     words, later = was.split(), now.split()
     if len(words) == len(later) and all(map(_may_be_equal, words, later)):
@@ -201,7 +201,11 @@ FACTS = (
         for name, label in _COUNTS.items()
     ),
     HostFact(
-        "drift-topology", "memory", _make_host_reader(_sum_memory), _memory_change, format_bytes
+        "drift-topology",
+        "memory",
+        _make_host_reader(_sum_memory),
+        _judge_memory_change,
+        format_bytes,
     ),
     HostFact(
         "drift-topology", "distances", _make_host_reader(_find_distances), _CRITICAL, _format_matrix
@@ -211,7 +215,10 @@ FACTS = (
     HostFact("drift-link", "link", _find_links, _judge_link),
     HostFact("drift-huge-pages", "huge pages", _count_huge_pages, _judge_count),
     HostFact(
-        "drift-host", "kernel's command line", _make_host_reader(_kernel_parameters), _kernel_change
+        "drift-host",
+        "kernel's command line",
+        _make_host_reader(_read_kernel_parameters),
+        _judge_kernel_change,
     ),
     HostFact(
         "drift-host", "firmware", _make_host_reader(lambda host: host.settings.firmware), _WARNING

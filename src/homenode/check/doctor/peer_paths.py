@@ -23,7 +23,7 @@ from homenode.machine.peer_route import (
     RouteWay,
     expect_bytes_per_s,
     is_passed,
-    peer_routes,
+    list_peer_routes,
 )
 from homenode.machine.topology import Host
 from homenode.text import plural, shorten_list
@@ -104,7 +104,7 @@ def check_peers(host: Host, passed_gpus: frozenset[Bdf] = frozenset()) -> Iterat
     faults_of: dict[
         tuple[str | None, str, bool, int | None], list[tuple[PeerRoute, PeerFault]]
     ] = {}
-    for route in peer_routes(host, passed_gpus):
+    for route in list_peer_routes(host, passed_gpus):
         fault = find_fault(host, route)
         if fault is not None:
             maker = route.requester.vendor_id if fault.case in _OF_THE_NIC else None

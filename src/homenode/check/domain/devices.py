@@ -70,7 +70,7 @@ def list_passed_devices(facts: Vm, host: Host) -> list[PciDevice]:
     return [device for device in host.pci_devices if device.bdf in passed_bdfs]
 
 
-def devices_on_host(facts: Vm, host: Host) -> Iterator[Finding]:
+def check_devices_on_host(facts: Vm, host: Host) -> Iterator[Finding]:
     """Check the devices against this host's PCI tree and nodes."""
     if facts.hostdevs and not host.pci_devices:
         yield finding(

@@ -14,10 +14,10 @@ from homenode.check.domain.cores import (
 )
 from homenode.check.domain.devices import (
     check_devices_alone,
+    check_devices_on_host,
     check_limits,
     check_passthrough,
     describe_limits,
-    devices_on_host,
     find_limits,
     list_passed_devices,
 )
@@ -54,7 +54,7 @@ def check_domain(facts: Vm, document: Document | None, host: Host) -> list[Findi
         findings += check_interrupts(facts, host)
     if host.nodes:
         findings += [*memory_on_host(facts, host), *check_memory(facts, document, host)]
-    findings += devices_on_host(facts, host)
+    findings += check_devices_on_host(facts, host)
     findings += check_passthrough(facts, document, host)
     return [
         _weigh(finding, facts, host)

@@ -58,7 +58,10 @@ def memory_on_host(facts: Vm, host: Host) -> Iterator[Finding]:
     """Check the memory and its binding against this host's nodes."""
     node_at = {int(node.index): node for node in host.nodes}
     all_nodes = CpuSet(i for i, node in node_at.items() if node.memory_kind is not MemoryKind.GPU)
-    demands = [*_list_demands(facts), *(_unbound_demands(facts, all_nodes) if all_nodes else ())]
+    demands = [
+        *_list_demands(facts),
+        *(_list_unbound_demands(facts, all_nodes) if all_nodes else ()),
+    ]
     for demand in (*demands, *_bind_with_cells(facts, demands)):
         yield from _check_nodes(demand, node_at, host, facts.source)
     yield from _check_qemu_memory(facts, demands, [node_at[i].memory_bytes for i in all_nodes])
@@ -128,7 +131,7 @@ def _list_demands(facts: Vm) -> Iterator[_MemoryDemand]:
             )
 
 
-def _unbound_demands(facts: Vm, all_nodes: CpuSet) -> Iterator[_MemoryDemand]:
+def _list_unbound_demands(facts: Vm, all_nodes: CpuSet) -> Iterator[_MemoryDemand]:
     """Yield unbound memory; ordinary pages without devices are needed only when touched."""
     needs_all = bool(facts.hostdevs)
     parts: dict[str | Subject, Vm | VmCell] = {

@@ -60,7 +60,7 @@ def pins_on_host(facts: Vm, host: Host) -> Iterator[Finding]:
     yield from _check_existence(facts, host)
     yield from _check_cores(facts, host)
     yield from _check_cells(facts, host)
-    yield from _helpers_at_home(facts, host)
+    yield from _check_helper_cores(facts, host)
     yield from _check_other_vms(facts, host)
 
 
@@ -175,7 +175,7 @@ def _check_cells(facts: Vm, host: Host) -> Iterator[Finding]:
             )
 
 
-def _helpers_at_home(facts: Vm, host: Host) -> Iterator[Finding]:
+def _check_helper_cores(facts: Vm, host: Host) -> Iterator[Finding]:
     """Find QEMU's threads off the memory's node, unless homenode planned them so."""
     record = facts.record
     if record is not None and record.host is not None and host.has_fingerprint(record.host):

@@ -7,7 +7,7 @@ Source: <cputune>, <iotune> and <bandwidth> of https://libvirt.org/formatdomain.
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 
-from homenode.check.domain.devices import check_devices_alone, devices_on_host
+from homenode.check.domain.devices import check_devices_alone, check_devices_on_host
 from homenode.check.domain.memory import check_memory_alone, memory_on_host
 from homenode.check.domain.pins import pins_alone, pins_on_host
 from homenode.errors import InputError
@@ -54,7 +54,7 @@ def verify_document(
         findings += _check_record(facts, host)
         findings += pins_on_host(facts, host)
         findings += memory_on_host(facts, host)
-        findings += devices_on_host(facts, host)
+        findings += check_devices_on_host(facts, host)
         findings += check_versions(document, facts, host)
         parts = "CPUs, nodes, memory and " if host.pus else ""
         checks.append(f"{parts}devices of {host.name}")

@@ -54,7 +54,7 @@ def verify_target(
     module = find_target(target)
     vm = module.read_vm(content, source)
     missing_features = lost_features(module, plan)
-    skipped_facts = _unsaid_facts(plan, vm, module, missing_features)
+    skipped_facts = _list_unsaid_facts(plan, vm, module, missing_features)
     findings = [
         _make_finding(
             difference.title, difference.expected, difference.observed, source, difference.fact.id
@@ -136,7 +136,9 @@ def _make_finding(
     )
 
 
-def _unsaid_facts(plan: Plan, vm: Vm, target: Target, features: Collection[Feature]) -> set[str]:
+def _list_unsaid_facts(
+    plan: Plan, vm: Vm, target: Target, features: Collection[Feature]
+) -> set[str]:
     """Return the facts that a target's file does not contain, or that the plan leaves to it."""
     facts = {*plan.unsaid, *KEPT, *_OF_DOCUMENTS, *target.unread}
     facts |= {fact for feature in features for fact in feature.facts}
@@ -188,7 +190,7 @@ def build_target_expectation(plan: Plan, target: str, host: Host | None = None) 
     return replace(build_expectation(vm, host=host), has_device_cells=shows_cells)
 
 
-def lost_in_guest(plan: Plan, target: str, source: str) -> Iterator[Finding]:
+def list_guest_losses(plan: Plan, target: str, source: str) -> Iterator[Finding]:
     """Yield findings on facts of the plan that the target cannot express: they are not compared."""
     module = find_target(target)
     yield from check_lost_features(module, lost_features(module, plan) & _SEEN, source)

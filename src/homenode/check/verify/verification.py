@@ -18,7 +18,11 @@ from homenode.check.verify.guest_checks import (
     find_untested_parts,
     view_of_guest,
 )
-from homenode.check.verify.target_file import build_target_expectation, lost_in_guest, verify_target
+from homenode.check.verify.target_file import (
+    build_target_expectation,
+    list_guest_losses,
+    verify_target,
+)
 from homenode.errors import InputError, UsageError
 from homenode.findings import Finding, Findings, add_gaps, sort_findings
 from homenode.machine.topology import Host, reject_unshown
@@ -186,7 +190,7 @@ class _Answer(Struct, kw_only=True):
         guest = load_guest(source)
         if plan is not None and target is not None:
             expectation = build_target_expectation(plan, target, host)
-            self.findings += lost_in_guest(plan, target, guest.name)
+            self.findings += list_guest_losses(plan, target, guest.name)
             self.checked.append(f"the view of guest {guest.name} of {target}")
         else:
             expectation = _build_expectation(plan, facts, host)

@@ -81,14 +81,18 @@ def check(arguments: KubevirtCheckArguments) -> None:
 
 
 def manifest(arguments: KubevirtManifestArguments) -> None:
-    from homenode.cluster.kubevirt.manifests import next_steps, render_manifests, untested_parts
+    from homenode.cluster.kubevirt.manifests import (
+        list_next_steps,
+        list_untested_parts,
+        render_manifests,
+    )
 
     options = arguments.manifest
     manifests = render_manifests(options)
     write_new_files(
         arguments.output, {arguments.output / name: text for name, text in manifests.items()}
     )
-    for warning in untested_parts(options):
+    for warning in list_untested_parts(options):
         note(f"warning: {warning}")
-    for name, step in next_steps(options, str(arguments.output)):
+    for name, step in list_next_steps(options, str(arguments.output)):
         note(f"{name:8}{step}", hang=8)

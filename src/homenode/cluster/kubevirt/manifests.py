@@ -110,7 +110,7 @@ def render_manifests(options: ManifestOptions) -> dict[str, str]:
         "hyperconverged-gates.yaml": format_yaml(build_hyperconverged_patch()),
         DEVICES_FILE: _format_devices_template(options),
         "vm.yaml": format_yaml(build_virtual_machine(options)),
-        "vm-hook.yaml": format_yaml(hook_patch(options)),
+        "vm-hook.yaml": format_yaml(build_hook_patch(options)),
         **(render_native_files() if has_native(options) else {}),
         "bench.Containerfile": _render_file(
             "bench.Containerfile",
@@ -131,7 +131,7 @@ def render_native_files() -> dict[str, str]:
     }
 
 
-def untested_parts(options: ManifestOptions) -> tuple[str, ...]:
+def list_untested_parts(options: ManifestOptions) -> tuple[str, ...]:
     """Return warnings on options that are valid, and that homenode was not tested with."""
     version, warnings = parse_version(options.kubevirt), []
     if version is not None and version > TESTED_VERSIONS[1]:
@@ -156,7 +156,7 @@ def has_native(options: ManifestOptions) -> bool:
     return version is not None and version >= NATIVE_SINCE
 
 
-def next_steps(options: ManifestOptions, directory: str) -> tuple[tuple[str, str], ...]:
+def list_next_steps(options: ManifestOptions, directory: str) -> tuple[tuple[str, str], ...]:
     """Return the next steps in order: (name of the step, command or condition)."""
     at = f"{directory.rstrip('/') or '/'}/"
     namespace = ("-n", options.namespace)
@@ -227,7 +227,7 @@ def format_hook_annotation(options: ManifestOptions) -> str:
     return json.dumps([sidecar])
 
 
-def hook_patch(options: ManifestOptions) -> dict[str, Any]:
+def build_hook_patch(options: ManifestOptions) -> dict[str, Any]:
     """Return the merge patch that adds the hook to an existing VM."""
     annotations = {HOOK_ANNOTATION: format_hook_annotation(options), "homenode/on-error": "fail"}
     return {"spec": {"template": {"metadata": {"annotations": annotations}}}}

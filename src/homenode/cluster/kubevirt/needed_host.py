@@ -24,7 +24,7 @@ from homenode.machine.pci import (
 )
 from homenode.machine.snapshot.protocol import Snapshot
 from homenode.machine.topology import Host, NumaNode, make_empty_host
-from homenode.plan.shape.guest_numa import GRACE_GPUS, initiator_nodes
+from homenode.plan.shape.guest_numa import GRACE_GPUS, map_initiators
 
 _HINT = "the hook needs the host's /sys, read-only, as KubeVirt's own containers have it"
 
@@ -148,8 +148,10 @@ def find_initiators(
     snapshot: Snapshot, host: Host, gpus: tuple[PciDevice, ...]
 ) -> tuple[dict[Bdf, tuple[NodeIndex, ...]], tuple[str, ...]]:
     """The generic initiator nodes of each of these GPUs, and a note for each GPU without any."""
-    grace_gpus = _grace_gpus(snapshot, Locality.from_nodes(host.nodes, CpuSet(), host.distances))
-    initiators = initiator_nodes(host, grace_gpus, gpus)
+    grace_gpus = _list_grace_gpus(
+        snapshot, Locality.from_nodes(host.nodes, CpuSet(), host.distances)
+    )
+    initiators = map_initiators(host, grace_gpus, gpus)
     notes = [
         f"warning: {gpu.bdf}: expected host nodes of generic initiators to share among the "
         f"{sum(node == gpu.node for _, node in grace_gpus)} Grace GPUs of node {gpu.node}, found "
@@ -160,7 +162,9 @@ def find_initiators(
     return initiators, tuple(notes)
 
 
-def _grace_gpus(snapshot: Snapshot, locality: Locality) -> tuple[tuple[Bdf, NodeIndex | None], ...]:
+def _list_grace_gpus(
+    snapshot: Snapshot, locality: Locality
+) -> tuple[tuple[Bdf, NodeIndex | None], ...]:
     """(function, node of CPUs) of every Grace GPU of the host, the VM's or not, ascending."""
     gpus: list[tuple[Bdf, NodeIndex | None]] = []
     for name in snapshot.list(PCI) or ():

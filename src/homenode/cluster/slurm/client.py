@@ -16,10 +16,10 @@ from homenode.cluster.slurm.gres import DeviceOrder
 from homenode.cluster.slurm.job_allocation import JobAllocation
 from homenode.cluster.slurm.record import (
     TaskRecord,
+    build_recorded_allocation,
     look_command,
     parse_look,
     parse_record,
-    recorded_allocation,
 )
 from homenode.cluster.slurm.tools import slurm_nodes
 from homenode.cluster.slurm.tools.scontrol import (
@@ -209,7 +209,7 @@ def read_records(
 def _record_allocation(path: Path, order: DeviceOrder | None) -> JobAllocation:
     try:
         record = parse_record(_read(path), str(path))
-        return recorded_allocation(
+        return build_recorded_allocation(
             record, None if order is None else order.list_numbers(record.node) or None
         )
     except InputError as error:

@@ -34,7 +34,7 @@ from homenode.cluster.slurm.client import (
 )
 from homenode.cluster.slurm.config import is_slurm_conf
 from homenode.cluster.slurm.correction import correct, find_shared_lines
-from homenode.cluster.slurm.gres import DeviceOrder, device_order
+from homenode.cluster.slurm.gres import DeviceOrder, read_device_order
 from homenode.cluster.slurm.job_allocation import (
     JobAllocation,
     NodeMachine,
@@ -70,7 +70,7 @@ def audit(arguments: SlurmAuditArguments) -> None:
         return
     if arguments.spool != SPOOL:
         raise requires("--spool", "--hooks")
-    order = None if arguments.gres is None else device_order(read_config(arguments.gres))
+    order = None if arguments.gres is None else read_device_order(read_config(arguments.gres))
     if arguments.look and (arguments.records is not None or arguments.jobs_file is not None):
         raise exclusive("--look", "--jobs or --records", "--look reads running jobs")
     if arguments.records is not None and (
@@ -86,7 +86,9 @@ def audit(arguments: SlurmAuditArguments) -> None:
             listed, not_checked = _choose_jobs(arguments.jobs, arguments.jobs_file)
             shapes = _read_shapes(arguments.jobs_file, arguments.nodes_file)
             machines = _read_machines(arguments.host)
-            running = _running_allocations(listed, shapes, machines, order, look=arguments.look)
+            running = _build_running_allocations(
+                listed, shapes, machines, order, look=arguments.look
+            )
             findings = judge_jobs(
                 _add_judged(running, jobs), [job for job in listed if job.unreadable is not None]
             )
@@ -152,7 +154,7 @@ def _read_shapes(jobs_file: Path | None, nodes_file: Path | None) -> Mapping[str
     return ask_shapes() if jobs_file is None else {}
 
 
-def _running_allocations(
+def _build_running_allocations(
     jobs: Sequence[Job],
     shapes: Mapping[str, NodeShape | None],
     machines: Mapping[str, NodeMachine],

@@ -56,7 +56,7 @@ class GresLine(Struct, frozen=True, eq=False):
         return len(self.files) if self.files else self.count if self.count is not None else 1
 
 
-def gres_lines(config: SlurmConfig) -> tuple[GresLine, ...]:
+def parse_gres_lines(config: SlurmConfig) -> tuple[GresLine, ...]:
     """Return the lines of a gres.conf. Raises ParseError that names the line."""
     reject_misspelt_keys(config.lines, GRES_KEYS)
     lists = Hostlists()
@@ -210,10 +210,10 @@ class DeviceOrder(Struct, frozen=True):
         return tuple(line.cores for line, _, _ in places)
 
 
-def device_order(gres: SlurmConfig) -> DeviceOrder:
+def read_device_order(gres: SlurmConfig) -> DeviceOrder:
     """Return the device order of a gres.conf. Raises ParseError that names the line, InputError for
     a file without GPUs."""
-    lines = gres_lines(gres)
+    lines = parse_gres_lines(gres)
     if not any(line.name == "gpu" or line.autodetect is not None for line in lines):
         note = "".join(
             f"; Include {other.path} was not read: {other.reason}" for other in gres.not_read[:1]
@@ -285,7 +285,7 @@ def group_nodes(
 ) -> tuple[NodeClass, ...]:
     """Return the GPU nodes of both files. nodes: only these; () = all nodes with GPUs, else all
     nodes. Raises ParseError that names a line, InputError for a node that is in neither file."""
-    lines = gres_lines(gres)
+    lines = parse_gres_lines(gres)
     node_of_name = {name: node for node in list_node_definitions(slurm) for name in node.names}
     named = [name for name, node in node_of_name.items() if node.gpu_types]
     named += [name for line in lines if line.name == "gpu" for name in line.nodes or ()]

@@ -168,7 +168,9 @@ _RENDER = 128
 _BINDS = re.compile(r"bind(?:[=:][a-z|]+)?:([0-9,-]+)\Z")
 
 
-def recorded_allocation(record: JobRecord, numbers: Sequence[int] | None = None) -> JobAllocation:
+def build_recorded_allocation(
+    record: JobRecord, numbers: Sequence[int] | None = None
+) -> JobAllocation:
     """Return the job's allocation; `unknown` has the reason for missing values. numbers: the
     driver's number at each position, in the order of gres.conf (gres.py)."""
     allocation = JobAllocation(

@@ -388,7 +388,7 @@ def pus_of_node(cores: Sequence[CoreSlot], online: CpuSet) -> dict[int | None, C
 def build_cores(slots: Sequence[CoreSlot], online: CpuSet) -> tuple[Core, ...]:
     """Return cores with an online CPU, by their lowest CPU."""
     alive = [(CpuSet(slot.pus) & online, slot) for slot in slots if CpuSet(slot.pus) & online]
-    alive.sort(key=lambda pair: _lowest_pu(pair[0]))
+    alive.sort(key=lambda pair: _find_lowest_pu(pair[0]))
     return tuple(
         Core(CoreIndex(i), CoreId(PackageIndex(slot.package), slot.id), pus, slot.kind)
         for i, (pus, slot) in enumerate(alive)
@@ -401,7 +401,9 @@ def build_llcs(
     """Return the last-level caches of online CPUs, by their lowest CPU. sizes: used in turn."""
     sharers = _merge_by_key((slot.llc, slot.pus) for slot in slots if slot.llc is not None)
     alive = [(pus & online, sizes[llc % len(sizes)]) for llc, pus in sorted(sharers.items())]
-    caches = sorted((cache for cache in alive if cache[0]), key=lambda cache: _lowest_pu(cache[0]))
+    caches = sorted(
+        (cache for cache in alive if cache[0]), key=lambda cache: _find_lowest_pu(cache[0])
+    )
     return tuple(Llc(LlcIndex(i), pus, level, size) for i, (pus, size) in enumerate(caches))
 
 
@@ -421,6 +423,6 @@ def _merge_by_key(pairs: Iterable[tuple[int, tuple[int, ...]]]) -> dict[int, Cpu
     return {key: CpuSet(pus) for key, pus in members.items()}
 
 
-def _lowest_pu(pus: CpuSet) -> int:
+def _find_lowest_pu(pus: CpuSet) -> int:
     first = pus.first()
     return -1 if first is None else first

@@ -138,7 +138,10 @@ def ends_within_a_line(text: str) -> bool:
     has_details = any(line[:1] in (" ", "\t") for line in whole_lines)
     if is_header and has_details:
         return True
-    if not is_header and _address_key(last) not in {"Kernel modules", *_last_keys(whole_lines)}:
+    if not is_header and _address_key(last) not in {
+        "Kernel modules",
+        *_find_last_keys(whole_lines),
+    }:
         return True
     if _address_key(last) == "Kernel modules" or last.endswith((")", "]") if is_header else ">"):
         return False  # module names are not read
@@ -157,7 +160,7 @@ def _address_key(line: str) -> str:
     return line.strip().partition(":")[0]
 
 
-def _last_keys(lines: Sequence[str]) -> set[str]:
+def _find_last_keys(lines: Sequence[str]) -> set[str]:
     """Return the keys of the lines with which the entries of a listing end."""
     details = [line for line in lines if line.strip() and not _is_foreign(line)]
     return {

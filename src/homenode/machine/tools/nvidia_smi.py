@@ -336,7 +336,7 @@ def parse_instances(text: str) -> tuple[MigInstance, ...]:
         if len(words) < 2 or words[1] != "MIG":
             continue
         start, colon, size = words[-1].partition(":")
-        numbers = [_small_number(word) for word in (words[0], *words[3:-1], start, size)]
+        numbers = [_parse_small_number(word) for word in (words[0], *words[3:-1], start, size)]
         if len(words) != 6 or not colon or None in numbers or len(instance_of) >= MAX_ROWS:
             expected = "GPU, MIG, profile, profile's ID, instance's ID, start:size"
             raise ParseError(_INSTANCES, expected, line.strip()[:80], line=number)
@@ -354,9 +354,11 @@ def parse_list(text: str) -> tuple[MigDevice, ...]:
     for number, line in enumerate(text.splitlines(), start=1):
         words = line.replace(":", " ").split()
         if words[:1] == ["GPU"] and len(words) > 1:
-            gpu = _small_number(words[1])
+            gpu = _parse_small_number(words[1])
         elif words[:1] == ["MIG"]:
-            device = _small_number(words[3]) if len(words) > 3 and words[2] == "Device" else None
+            device = (
+                _parse_small_number(words[3]) if len(words) > 3 and words[2] == "Device" else None
+            )
             if gpu is None or device is None or len(devices) >= MAX_ROWS:
                 expected = "GPU N, then lines MIG PROFILE Device N: (UUID: ...)"
                 raise ParseError(_LIST, expected, line.strip()[:80], line=number)
@@ -365,5 +367,5 @@ def parse_list(text: str) -> tuple[MigDevice, ...]:
     return tuple(devices)
 
 
-def _small_number(word: str) -> int | None:
+def _parse_small_number(word: str) -> int | None:
     return parse_whole(word, digits=5)

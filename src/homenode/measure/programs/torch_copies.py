@@ -242,7 +242,7 @@ def _by_threads(bench: Bench, metric: str, device: int, buffers: HostBuffers) ->
     )
 
 
-def small_copies(bench: Bench) -> None:
+def time_small_copies(bench: Bench) -> None:
     """Time small copies from the call to the data's arrival in the waiting thread."""
     for entry in bench.devices:
         device = entry["index"]
@@ -286,7 +286,7 @@ def _round_trips(torch: Any, device: int, source: Any, target: Any, repeats: int
         return time.perf_counter() - begin
 
 
-def local_copy(bench: Bench) -> None:
+def time_local_copy(bench: Bench) -> None:
     """Within a GPU; each byte counts once, as in nvbandwidth."""
     torch = bench.torch
     for entry in bench.devices:
@@ -305,7 +305,7 @@ def local_copy(bench: Bench) -> None:
         bench.attempt(f"d2d-bandwidth {bench.name(device)}", work)
 
 
-def peer_copies(bench: Bench) -> None:
+def time_peer_copies(bench: Bench) -> None:
     """Copy from each GPU to each other GPU: device sends, peer receives."""
     torch = bench.torch
     indices = [entry["index"] for entry in bench.devices]
@@ -331,7 +331,7 @@ def peer_copies(bench: Bench) -> None:
             bench.attempt(f"p2p-bandwidth {bench.name(device)} to {bench.name(peer)}", work)
 
 
-def matmul(bench: Bench) -> None:
+def time_matmul(bench: Bench) -> None:
     """Square products of normal random numbers: zeros need less power and come out faster."""
     torch = bench.torch
     for entry in bench.devices:
@@ -372,10 +372,10 @@ def matmul(bench: Bench) -> None:
 
 COMMANDS: dict[str, Callable[[Bench], None]] = {
     "host-copies": host_copies,
-    "small-copies": small_copies,
-    "local-copy": local_copy,
-    "peer-copies": peer_copies,
-    "matmul": matmul,
+    "small-copies": time_small_copies,
+    "local-copy": time_local_copy,
+    "peer-copies": time_peer_copies,
+    "matmul": time_matmul,
 }
 
 

@@ -137,7 +137,9 @@ def _classify_over_time(brackets: Sequence[Bracket], pairs: int) -> list[list[in
             if pair < len(side) and (value := side[pair]) is not None and value > 0
         ]
         classes = classify_values([value for _, value in latencies])
-        for (place, _), at, lone in zip(latencies, classes, _lone_classes(classes), strict=True):
+        for (place, _), at, lone in zip(
+            latencies, classes, _find_lone_classes(classes), strict=True
+        ):
             ends[place][pair] = None if lone else at
     return ends
 
@@ -157,7 +159,7 @@ def mark_passing(values: Sequence[float]) -> tuple[tuple[float, bool], ...]:
     )
 
 
-def _lone_classes(classes: Sequence[int]) -> tuple[bool, ...]:
+def _find_lone_classes(classes: Sequence[int]) -> tuple[bool, ...]:
     """Find classes that never occur twice in a row, between two equal neighbours: disturbed
     hand-overs."""
     lasting = {a for a, b in pairwise(classes) if a == b}

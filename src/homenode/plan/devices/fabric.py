@@ -216,7 +216,7 @@ class Fabric(Struct, frozen=True):
 
 def find_fabric(host: Host) -> Fabric | None:
     """Return the host's fabric; None for boards without NVSwitches."""
-    board = board_of_host(host)
+    board = read_board(host)
     if board is None:
         return None
     return Fabric(board, len(host.whole_gpus), map_modules(host))
@@ -230,7 +230,7 @@ def map_modules(host: Host) -> dict[Bdf, int]:
     return modules if len(set(modules.values())) == len(modules) else {}
 
 
-def board_of_host(host: Host) -> Board | None:
+def read_board(host: Host) -> Board | None:
     """Return the NVSwitch board that the host's GPUs are on, or None."""
     gpus = host.whole_gpus
     if not may_have_nvswitches(host):

@@ -234,7 +234,9 @@ class DeviceOptions(Struct, frozen=True, dict=True):
         return min(picks, key=lambda gpus: (self.sets_lost(gpus), self.positions(gpus)))
 
 
-def device_options(host: Host, request: GuestRequest, allocations: Allocations) -> DeviceOptions:
+def build_device_options(
+    host: Host, request: GuestRequest, allocations: Allocations
+) -> DeviceOptions:
     """Return the devices to choose from.
 
     GPUs of unknown node are omitted if the other GPUs suffice. Raises InputError for a function
@@ -326,7 +328,7 @@ def device_options(host: Host, request: GuestRequest, allocations: Allocations) 
     # Sets all of whose GPUs are free.
     masks = {
         sum(bit_of[bdf] for bdf in gpu_set)
-        for gpu_set in (_gpu_sets(host, all_gpus, host_fabric) if has_gpus else ())
+        for gpu_set in (_list_gpu_sets(host, all_gpus, host_fabric) if has_gpus else ())
         if bit_of.keys() >= gpu_set
     }
     return DeviceOptions(
@@ -415,7 +417,9 @@ def _choose_one_package(
     return tuple(gpu_set for gpu_set in sets if len(gpu_set) >= count)
 
 
-def _gpu_sets(host: Host, gpus: Sequence[PciDevice], fabric: Fabric | None) -> set[frozenset[Bdf]]:
+def _list_gpu_sets(
+    host: Host, gpus: Sequence[PciDevice], fabric: Fabric | None
+) -> set[frozenset[Bdf]]:
     """Return GPU sets of two or more: by node, switch, NVLink or xGMI, or partition."""
     links = link_groups(host)
     groups: dict[tuple[str, object], list[Bdf]] = {}

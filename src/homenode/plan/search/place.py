@@ -13,13 +13,13 @@ from homenode.findings import Rejection
 from homenode.machine.topology import LOCAL_DISTANCE, Host
 from homenode.plan.allocations import Allocations, find_allocations
 from homenode.plan.device_findings import check_devices
-from homenode.plan.devices.options import DeviceOptions, device_options
+from homenode.plan.devices.options import DeviceOptions, build_device_options
 from homenode.plan.placement import Cost, Placement
 from homenode.plan.placement_findings import (
     bound_elsewhere,
     check_document_siblings,
-    memory_short,
-    whole_core_costs,
+    check_memory_short,
+    list_whole_core_costs,
 )
 from homenode.plan.request import GuestRequest
 from homenode.plan.search.attempt import Attempt
@@ -51,7 +51,7 @@ def search_for(host: Host, request: GuestRequest) -> PlacementSearch:
         host=host,
         request=request,
         allocations=allocations,
-        options=device_options(host, request, allocations),
+        options=build_device_options(host, request, allocations),
         distances=build_distance_matrix(host),
         free=(free, with_service),
     )
@@ -71,7 +71,7 @@ def place(host: Host, request: GuestRequest, *, brief: bool = False) -> Placemen
     floats = layout.pinning is Pinning.NONE
     if floats and layout.cells is GuestCells.SINGLE and layout.memory is MemoryBinding.KEEP:
         allocations = find_allocations(host, request)
-        options = device_options(host, request, allocations)
+        options = build_device_options(host, request, allocations)
         return _place_devices_only(host, request, allocations, options)
     return _LadderSearch(search_for(host, request), brief=brief).placement()
 
@@ -86,7 +86,7 @@ def _cores_or_siblings(host: Host, request: GuestRequest, *, brief: bool) -> Pla
     refusal, on_cores, on_siblings, costs = None, None, None, ["need more cores than are free"]
     try:
         on_cores = place(host, for_cores, brief=brief)
-        costs = list(whole_core_costs(host, request, on_cores))
+        costs = list(list_whole_core_costs(host, request, on_cores))
     except Unplannable as error:
         refusal = error
     if costs or not brief:
@@ -131,7 +131,7 @@ def _place_devices_only(
         fallback="not placed",
         findings=(
             *options.findings,
-            *memory_short(host, request),
+            *check_memory_short(host, request),
             *bound_elsewhere(request, [node.index for node in host.nodes if node.pus]),
             *check_devices(host, request, devices, allocations),
         ),

@@ -119,7 +119,9 @@ def solve_fixed(problem: SearchProblem, splits: Iterable[Split]) -> Solution | N
         nodes = sum(1 << node for node, _ in split)
         first = problem.first_terms(nodes)
         if first is not None:
-            candidate = search.work_out(nodes, search.nearest.choices(nodes, _exact_ranges(split)))
+            candidate = search.work_out(
+                nodes, search.nearest.choices(nodes, _make_exact_ranges(split))
+            )
             node_sets_by_terms.append((first, search.rest_of(candidate.cost), candidate))
     node_sets_by_terms.sort(key=lambda item: item[:2])
     if not node_sets_by_terms:
@@ -151,11 +153,11 @@ def without_first_gpu(
         return None
     is_equal = problem.equal and len({groups for _, groups in best.split}) == 1
     search = _Search(problem, equal=is_equal)
-    ranges = _exact_ranges(best.split) if keeps_split else search.ranges(nodes)
+    ranges = _make_exact_ranges(best.split) if keeps_split else search.ranges(nodes)
     return search.work_out(nodes, search.nearest.choices(nodes, ranges))
 
 
-def _exact_ranges(split: Split) -> tuple[GroupRange, ...]:
+def _make_exact_ranges(split: Split) -> tuple[GroupRange, ...]:
     return tuple([GroupRange(groups, groups) for _, groups in split])
 
 

@@ -80,7 +80,7 @@ def place_threads(
         if emulator is None:
             emulator, findings = _choose_next_to_vcpus(free, nodes, request.vcpu_pus)
     if emulator is not None and request.on_every_node:
-        findings = (*findings, *_off_nodes(free, emulator, nodes))
+        findings = (*findings, *_report_off_nodes(free, emulator, nodes))
     if emulator is None or not request.iothreads:  # not pinned: no core is left for IOThreads
         return ThreadCpus(emulator, (), findings)
     spare = chain(*spare_of_node.values(), _list_far_cores(free, far_nodes, request.vcpu_pus))
@@ -112,7 +112,9 @@ def _choose_emulator_cores(
     if is_near or (service and request.housekeeping):
         return service
     spare = {node: spare_of_node[node] for node in nodes[:1]}
-    spare |= {node: _spare_cores(free, node, request.vcpu_pus, frozenset()) for node in far_nodes}
+    spare |= {
+        node: _list_spare_cores(free, node, request.vcpu_pus, frozenset()) for node in far_nodes
+    }
     with_spare = (node for node, cores in spare.items() if cores)
     node = min(with_spare, key=lambda node: request.own_cores(node) <= 0, default=None)
     if node is None or (service and node in far_nodes):
@@ -138,7 +140,9 @@ def _reserve_on_every_node(
     return CpuSet.from_bits(bits), findings
 
 
-def _off_nodes(free: FreeCpus, emulator: CpuSet, nodes: Sequence[int]) -> tuple[Finding, ...]:
+def _report_off_nodes(
+    free: FreeCpus, emulator: CpuSet, nodes: Sequence[int]
+) -> tuple[Finding, ...]:
     without = [
         free.nodes[node].index for node in nodes if emulator.isdisjoint(free.nodes[node].pus)
     ]
@@ -176,16 +180,18 @@ def _own_spare_cores(
     mine = frozenset(
         shape.llc for node in nodes for pus, shape in free.nodes[node].cores if pus & vcpu_pus.bits
     )
-    return {node: _spare_cores(free, node, vcpu_pus, mine) for node in nodes}
+    return {node: _list_spare_cores(free, node, vcpu_pus, mine) for node in nodes}
 
 
 def _list_far_cores(free: FreeCpus, nodes: Sequence[int], vcpu_pus: CpuSet) -> Iterator[int]:
     """Yield spare cores of other nodes."""
     for node in nodes:
-        yield from _spare_cores(free, node, vcpu_pus, frozenset())
+        yield from _list_spare_cores(free, node, vcpu_pus, frozenset())
 
 
-def _spare_cores(free: FreeCpus, node: int, vcpu_pus: CpuSet, llcs: frozenset[int]) -> list[int]:
+def _list_spare_cores(
+    free: FreeCpus, node: int, vcpu_pus: CpuSet, llcs: frozenset[int]
+) -> list[int]:
     """Return a node's whole cores without vCPUs and isolated CPUs, in order of preference:
     efficiency cores, then these LLCs, then the fullest LLCs, so that free LLCs stay whole."""
     bits = vcpu_pus.bits | free.isolated.bits

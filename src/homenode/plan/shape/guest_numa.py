@@ -413,10 +413,10 @@ def _report_missing_initiators(
 def find_initiator_nodes(host: Host, gpus: Sequence[PciDevice]) -> dict[Bdf, tuple[NodeIndex, ...]]:
     """The generic initiator nodes of each of these Grace GPUs; () for a GPU without nodes."""
     grace_gpus = tuple((device.bdf, device.node) for device in host.pci_devices if is_grace(device))
-    return initiator_nodes(host, grace_gpus, gpus)
+    return map_initiators(host, grace_gpus, gpus)
 
 
-def initiator_nodes(
+def map_initiators(
     host: Host, grace_gpus: Sequence[tuple[Bdf, int | None]], gpus: Sequence[PciDevice]
 ) -> dict[Bdf, tuple[NodeIndex, ...]]:
     """Return the generic initiator nodes without CPUs of each of these GPUs; () for none.

@@ -6,7 +6,7 @@ from homenode.decide.comparison import Outcome
 from homenode.decide.ranking import MetricRank
 from homenode.decide.summary import Series, SeriesKey, choose_headline, find_only_variant
 from homenode.decide.switch_effects import StudySwitch, SwitchEffect
-from homenode.decide.words import format_change, format_value, range_text
+from homenode.decide.words import format_bounds, format_change, format_value
 from homenode.doc import Cell, Picture, Span, Table, Words
 from homenode.metrics import METRICS, Metric
 from homenode.show.bars import (
@@ -172,7 +172,7 @@ def _effect_cell(effects: Sequence[SwitchEffect]) -> Cell:
     decided_effects = [effect for effect in effects if effect.outcome is not Outcome.CANNOT_TELL]
     ratios = [effect.effect.ratio for effect in decided_effects or effects]
     is_lower_better = effects[0].effect.lower_is_better
-    change = range_text(min(ratios), max(ratios), lower_is_better=is_lower_better)
+    change = format_bounds(min(ratios), max(ratios), lower_is_better=is_lower_better)
     if not decided_effects:
         return Cell((Span(f"cannot tell ({change})", "tone neutral"),))
     losses = [effect for effect in decided_effects if effect.outcome is Outcome.WORSE]

@@ -17,7 +17,7 @@ from homenode.decide.sentences import (
     stop_text,
 )
 from homenode.decide.switch_effects import StudySwitch, SwitchEffect
-from homenode.decide.words import format_change, range_text
+from homenode.decide.words import format_bounds, format_change
 from homenode.doc import Cell, Doc, Gallery, Items, Part, Picture, Section, Span, Table, Text, Words
 from homenode.measure.results.model import UNKNOWN_SWITCHES
 from homenode.metrics import Metric, format_titles, list_primaries
@@ -143,7 +143,7 @@ def _format_advice(
     name = than if is_better else ""
     ratios = (order[0].effect.ratio, order[-1].effect.ratio)
     lower = order[0].effect.lower_is_better
-    change = range_text(min(ratios), max(ratios), name, lower_is_better=lower)
+    change = format_bounds(min(ratios), max(ratios), name, lower_is_better=lower)
     count, named = (len({effect.machine for effect in group}) for group in (all_effects, moved))
     place = f"on {named} of {count} machines" if count > 1 else f"on {moved[0].machine}"
     if is_better:

@@ -10,7 +10,7 @@ from homenode.decide.matrices import Axis, CopyLocality, MatrixKey, MatrixPlace,
 from homenode.decide.ranking import OTHER_NODE, OWN_NODE
 from homenode.decide.summary import Series, SeriesKey, choose_shown, headline_series
 from homenode.decide.switch_effects import judge_outcome
-from homenode.decide.words import format_change, range_text
+from homenode.decide.words import format_bounds, format_change
 from homenode.doc import Picture
 from homenode.machine.pci import DeviceKind
 from homenode.measure.importers.sysbench import DEVIATION
@@ -181,7 +181,7 @@ def _forest_row(effect: Effect, is_bare: bool) -> ForestRow:
     low, high = effect.low, effect.high
     tooltip = format_change(effect.ratio, lower_is_better=effect.lower_is_better)
     if low is not None and high is not None:
-        ends = range_text(low, high, lower_is_better=effect.lower_is_better)
+        ends = format_bounds(low, high, lower_is_better=effect.lower_is_better)
         tooltip += f" [{ends}]"
         if effect.lower_is_better:
             low, high = 1 / high, 1 / low

@@ -13,7 +13,7 @@ from homenode.findings import Gap
 from homenode.formats import encode_json
 from homenode.measure.results.model import SeriesId
 from homenode.show.report.machine import ReportedMachine
-from homenode.text import csv_text
+from homenode.text import write_csv
 
 VERSION = 1
 """Version of the rows, in every output format."""
@@ -49,7 +49,7 @@ def format_csv(rows: Iterable[ReportRow]) -> str:
     >>> format_csv([]).startswith("machine,system,layout")
     True
     """
-    return csv_text([[*COLUMNS], *([row[name] for name in COLUMNS] for row in rows)])
+    return write_csv([[*COLUMNS], *([row[name] for name in COLUMNS] for row in rows)])
 
 
 def format_json(rows: Iterable[ReportRow], gaps: Sequence[Gap]) -> str:

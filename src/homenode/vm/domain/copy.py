@@ -141,11 +141,13 @@ def _edit_identity(document: Document, original: str, name: str) -> list[Edit]:
         if element_with_uuid.text.strip()
     ]
     for element_with_uuid in (*root.all("uuid"), *root.all("hwuuid"), *chosen_elements):
-        edits += set_text(document, element_with_uuid, _new_uuid(document, element_with_uuid, name))
+        edits += set_text(
+            document, element_with_uuid, _make_uuid(document, element_with_uuid, name)
+        )
     return edits
 
 
-def _new_uuid(document: Document, element: Element, name: str) -> str:
+def _make_uuid(document: Document, element: Element, name: str) -> str:
     try:
         return make_uuid(element.text.strip(), name)
     except ValueError:

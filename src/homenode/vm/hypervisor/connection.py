@@ -162,10 +162,10 @@ def format_pins(pins: Iterable[LivePin]) -> str:
     return "; ".join(f"{pin.kind} {pin.number} {pin.pus}" for pin in pins)
 
 
-def pins_of_text(text: str) -> tuple[LivePin, ...]:
+def parse_pin_lines(text: str) -> tuple[LivePin, ...]:
     """Parse the pins of such a line. Raises ParseError.
 
-    >>> pins_of_text("vcpu 0 0-1; emulator 0 2")[0]
+    >>> parse_pin_lines("vcpu 0 0-1; emulator 0 2")[0]
     LivePin(kind='vcpu', number=0, pus=CpuSet('0-1'))
     """
     pins = []

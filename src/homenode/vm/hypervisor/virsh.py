@@ -236,7 +236,7 @@ class Virsh:
         raise _make_error(result, command, self.connect)
 
 
-def _remote_hint(connect: str) -> str:
+def _format_remote_hint(connect: str) -> str:
     """Return a command that tests the other machine's name, network, login and daemon."""
     return command_line("ssh", find_machine(connect), "virsh", "list", "--all")
 
@@ -245,7 +245,9 @@ def _make_error(result: ProgramResult, command: str, connect: str) -> HostError 
     text = "; ".join(result.list_messages())[:600] or result.failure() or ""
     message = f"virsh {command} at {connect}: {text}"
     if "failed to connect" in text:
-        return RejectedError(message, hint=_START if is_local(connect) else _remote_hint(connect))
+        return RejectedError(
+            message, hint=_START if is_local(connect) else _format_remote_hint(connect)
+        )
     if _MISSING.search(text):
         return InputError(message, hint=command_line("virsh", "-c", connect, "list", "--all"))
     if result.returncode < 0 or any(words in text for words in _LOST):

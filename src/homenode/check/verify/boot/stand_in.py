@@ -419,7 +419,7 @@ def _build_tree(
                 next_index += 1
             endpoints[at] = hostdev.bdf
     endpoint_items = sorted(endpoints.items(), key=lambda item: item[0])
-    return _parents_first(controllers), tuple(endpoint_items)
+    return _sort_parents_first(controllers), tuple(endpoint_items)
 
 
 def _find_free_slots(in_use: set[int]) -> Iterator[int]:
@@ -429,7 +429,9 @@ def _find_free_slots(in_use: set[int]) -> Iterator[int]:
     raise HostError("test guest: no free slot on the root bus for a device without an address")
 
 
-def _parents_first(controllers: Iterable[GuestPciController]) -> tuple[GuestPciController, ...]:
+def _sort_parents_first(
+    controllers: Iterable[GuestPciController],
+) -> tuple[GuestPciController, ...]:
     """Sort in the order in which QEMU can create them; loops come last, and QEMU rejects them."""
     waiting = sorted(controllers, key=lambda c: c.index)
     done, ordered = {0}, []

@@ -147,7 +147,7 @@ def boot_stand_in(
             boot_files = _lay_out(
                 part_directory, files.kernel, image, ovmf if part_guest.uefi else None, user
             )
-            command = kernel_command(part_guest.vm.vcpus, kvm=kvm)
+            command = build_kernel_command(part_guest.vm.vcpus, kvm=kvm)
             argv = (program, *stand_in_argv(part_guest, name, boot_files, command, kvm=kvm)[1:])
             guests.append(_open_guest(part_guest, source, part_directory, argv, user, ends))
         if through is not None:
@@ -207,7 +207,7 @@ def boot_command(words: Sequence[str], source: str, options: BootOptions) -> Boo
     with boot_directory() as directory, contextlib.ExitStack() as ends:
         user = os.geteuid()
         boot_files = _lay_out(directory, files.kernel, pack_initramfs(files.busybox), None, user)
-        command = kernel_command(stand_in.vm.vcpus, kvm=False)
+        command = build_kernel_command(stand_in.vm.vcpus, kvm=False)
         argv = (program, *rendered, *boot_words(boot_files, command))
         guest = _open_guest(stand_in, source, directory, argv, user, ends)
         refusals = _run_qemu([guest], limit_s)
@@ -268,7 +268,7 @@ def _find_qemu() -> str:
     return program
 
 
-def kernel_command(vcpus: int, *, kvm: bool) -> str:
+def build_kernel_command(vcpus: int, *, kvm: bool) -> str:
     """Return the kernel command line of a test guest with this number of vCPUs.
 
     QEMU's own APICs pass a message to a logical destination on until the first APIC id that is

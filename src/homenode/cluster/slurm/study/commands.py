@@ -26,7 +26,7 @@ from homenode.cluster.slurm.study.experiments import (
     check_options,
     count_longest_chain,
 )
-from homenode.cluster.slurm.study.report import study_report
+from homenode.cluster.slurm.study.report import build_study_report
 from homenode.cluster.slurm.study.run import SlurmQueue, make_study
 from homenode.cluster.slurm.study.text import (
     build_study_page,
@@ -266,7 +266,7 @@ def report(arguments: SlurmReportArguments) -> None:
             if scripts
             else "homenode slurm study makes them; logs are named exclusive_… and shared_…",
         )
-    result = study_report(source, sources)
+    result = build_study_report(source, sources)
     if output is not None:
         when = f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC, homenode {__version__}"
         write_text(output, render_page(build_study_page(result, when)))

@@ -307,7 +307,7 @@ def plan_experiments(
         whole = _plan_exclusive(node, hosts[node.name], options)
         of_nodes.setdefault(node.name, []).extend(whole)
     for number in range(options.rounds):
-        experiments += _round(of_nodes, number, experiments)
+        experiments += _plan_round(of_nodes, number, experiments)
     if options.between_nodes and len(exclusive) > 1:
         ends = tuple({experiment.nodes: experiment.id for experiment in experiments}.values())
         gpus = min(node.gpus or 0 for node in exclusive)
@@ -335,7 +335,7 @@ def count_longest_chain(experiments: Iterable[Experiment]) -> int:
     return max(places.values(), default=0)
 
 
-def _round(
+def _plan_round(
     of_nodes: Mapping[str, Sequence[Experiment]], number: int, before: Iterable[Experiment]
 ) -> Iterator[Experiment]:
     """Yield the jobs of a round, in random order per node. They run one after the other, so a

@@ -396,7 +396,7 @@ class StudyReport(Struct, frozen=True, kw_only=True):
     power: Mapping[str, Mapping[str, float]] = {}  # watts and joules by binding and test
 
 
-def study_report(source: str, sources: StudySources) -> StudyReport:
+def build_study_report(source: str, sources: StudySources) -> StudyReport:
     """Return the report of this evidence. source: the directory, in the user's words."""
     jobs, collective = sources.jobs, sources.collective
     maps = build_study_matrices(jobs)

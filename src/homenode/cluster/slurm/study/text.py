@@ -16,7 +16,7 @@ from homenode.cluster.slurm.study.report import (
 )
 from homenode.decide.comparison import Comparison, Effect, Outcome
 from homenode.decide.sentences import MAX_LINE
-from homenode.decide.words import format_multiple, format_value, range_text
+from homenode.decide.words import format_bounds, format_multiple, format_value
 from homenode.doc import Cell, Doc, Gallery, Items, Part, Picture, Section, Table, Text
 from homenode.metrics import METRICS
 from homenode.show.bars import Bar, BarGroup, build_bar_chart
@@ -186,7 +186,7 @@ def _format_comparison(comparison: Comparison) -> Iterator[Section]:
         baseline = format_value(first.baseline_value, first.unit)
         rows = [(comparison.baseline, baseline, "", str(first.boots[0]))]
         rows += [
-            (name, *effect_cells(of_name[name]))
+            (name, *format_effect_cells(of_name[name]))
             for name in comparison.alternatives
             if name in of_name
         ]
@@ -202,11 +202,11 @@ def _is_headline_effect(effect: Effect) -> bool:
     return effect.variant in variants and restrictions == (None,) * 4
 
 
-def effect_cells(effect: Effect) -> tuple[str, str, str]:
+def format_effect_cells(effect: Effect) -> tuple[str, str, str]:
     text, is_clear = format_multiple(effect.ratio), False
     if effect.low is not None and effect.high is not None:
         lower = effect.lower_is_better
-        text += f" [{range_text(effect.low, effect.high, lower_is_better=lower)}]"
+        text += f" [{format_bounds(effect.low, effect.high, lower_is_better=lower)}]"
         is_clear = not effect.low <= 1 <= effect.high
     if effect.outcome is Outcome.CANNOT_TELL:
         reason = ", ".join(effect.caveats) or "corrected for several comparisons"

@@ -213,15 +213,15 @@ def _write_size(edit: TargetEdit[XlConfig]) -> Mapping[str, str]:
 
 
 def _read_pins(config: XlConfig) -> Mapping[str, Any]:
-    return {"vcpu_pins": _pins(config, None)}
+    return {"vcpu_pins": _read_vcpu_pins(config, None)}
 
 
 def _add_named_pus(vm: Vm, content: bytes, source: str, host: Host) -> Vm:
     """The VM with the CPUs that `cpus` names by nodes of the host."""
-    return replace(vm, vcpu_pins=_pins(parse(content, source), host))
+    return replace(vm, vcpu_pins=_read_vcpu_pins(parse(content, source), host))
 
 
-def _pins(config: XlConfig, host: Host | None) -> tuple[CpuSet | None, ...]:
+def _read_vcpu_pins(config: XlConfig, host: Host | None) -> tuple[CpuSet | None, ...]:
     """Return the CPUs of each vCPU; None if it floats, or if only a host shows them."""
     vcpus = _count(config, "vcpus", 1)
     cpus = config.values.get("cpus", config.values.get("cpus_soft", []))

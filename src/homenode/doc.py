@@ -133,7 +133,7 @@ class Doc(Struct, frozen=True):
 
 
 def spans(words: Words) -> tuple[Span, ...]:
-    """The runs of a line.
+    """Return the runs of a line.
 
     >>> spans(("node 0", Span(": near", "dim")))
     (Span(text='node 0', look='', link=''), Span(text=': near', look='dim', link=''))

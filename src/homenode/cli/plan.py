@@ -386,7 +386,7 @@ def _print(
 
 
 def _define_step(planned_file: PlannedFile, source: VmSource, arguments: PlanArguments) -> str:
-    """The command that uses the written file, and the host to run it on if it is another."""
+    """Return the command that uses the written file, and the host to run it on if it is another."""
     from homenode.vm.targets.qm_conf import find_vmid
 
     output = arguments.output

@@ -48,7 +48,7 @@ def format_multiple(ratio: float) -> str:
 
 
 def format_bounds(low: float, high: float, name: str = "", *, lower_is_better: bool = False) -> str:
-    """The changes between two ratios, the smaller one first.
+    """Return the changes between two ratios, the smaller one first.
 
     >>> format_bounds(0.83, 0.88), format_bounds(2.6, 7.54, "pin"), format_bounds(0.95, 1.2)
     ('12 to 17 % slower', '2.6x to 7.5x pin', '5 % slower to 1.2x')

@@ -211,7 +211,7 @@ class ArgumentRuns(Struct, frozen=True):
 
 
 def load_sources(arguments: Sequence[str]) -> tuple[ArgumentRuns, ...]:
-    """The runs of each argument. Raises InputError for one that names nothing."""
+    """Return the runs of each argument. Raises InputError for one that names nothing."""
     return tuple(_load(argument) for argument in arguments)
 
 

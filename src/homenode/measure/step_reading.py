@@ -301,7 +301,7 @@ def _read_nccl_log(text: str, name: str) -> MeasuredSamples:
 
 
 def split_nccl_runs(text: str) -> tuple[str, ...]:
-    """The runs of a text, each from its versions on. A file of JSON is one."""
+    """Return the runs of a text, each from its versions on. A file of JSON is one."""
     lines = text.split("\n")
     starts = []
     for number, line in enumerate(lines):

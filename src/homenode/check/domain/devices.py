@@ -305,7 +305,7 @@ class DeviceLimits(Struct, frozen=True, kw_only=True):
 
 
 def find_limits(facts: Vm, devices: list[PciDevice]) -> DeviceLimits:
-    """The needs of a domain with these devices."""
+    """Return the needs of a domain with these devices."""
     factor = len(devices) if facts.has_iommu and devices else 1
     bars = sum(
         bar.size_bytes

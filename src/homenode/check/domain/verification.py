@@ -344,7 +344,7 @@ def _make_quota_finding(subject: str, share: float, element: str) -> Finding:
 
 
 def _compute_share(tune: Element, quota: str, period: str) -> float | None:
-    """The share of a CPU that the quota allows; None if nothing limits it."""
+    """Return the share of a CPU that the quota allows; None if nothing limits it."""
     quota_us = _number(tune.value(quota))
     if not quota_us:
         return None

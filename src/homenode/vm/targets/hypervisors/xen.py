@@ -217,7 +217,7 @@ def _read_pins(config: XlConfig) -> Mapping[str, Any]:
 
 
 def _add_named_pus(vm: Vm, content: bytes, source: str, host: Host) -> Vm:
-    """The VM with the CPUs that `cpus` names by nodes of the host."""
+    """Return the VM with the CPUs that `cpus` names by nodes of the host."""
     return replace(vm, vcpu_pins=_read_vcpu_pins(parse(content, source), host))
 
 

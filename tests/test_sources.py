@@ -87,6 +87,7 @@ def test_a_listing_lies_over_any_host(tmp_path: Path) -> None:
         (b"just some words\n", "another text"),
         (b"\x7fELF\x00\x00", "binary data of no known kind"),
         (b"<domain/>", "expected a host, found the domain"),
+        (b"<nvidia_smi_log/>", "expected a host, found XML but not hwloc's"),
         (b'{"format": "homenode.plan/1"}', "expected a homenode.host document"),
         (b"\x1f\x8bgarbage", "garbage"),
         (b"host   : a\nnr_nodes  : 2\nxen_version  : 4.17\n", "xl info without -n"),

@@ -53,6 +53,12 @@ def test_a_file_name_is_no_text_of_a_vm(option: str) -> None:
     assert option in str(done.exception) and "cat FILE" in str(done.exception)
 
 
+@pytest.mark.parametrize(("file", "vm"), [("vmi.json", "NAME"), ("gpu-7.yaml", "gpu-7")])
+def test_a_missing_file_is_written_by_the_hint(file: str, vm: str) -> None:
+    error = run("check", file).exception
+    assert isinstance(error, InputError) and error.hint == f"kubectl get vm {vm} -o yaml > {file}"
+
+
 def test_the_check_reads_files_and_exits_by_what_it_finds(tmp_path: Path) -> None:
     vm, cluster = tmp_path / "vm.json", tmp_path / "kubevirt.json"
     vm.write_text(checked_vmi())

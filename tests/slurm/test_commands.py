@@ -221,6 +221,26 @@ def test_files_are_checked_shown_and_written(run: Run) -> None:
     assert sorted(path.name for path in Path("both").iterdir()) == ["gres.conf", "slurm.conf"]
 
 
+def test_lines_are_corrected_for_their_own_machine_only(run: Run) -> None:
+    Path("gres.conf").write_text(
+        "NodeName=n[1-9] Name=gpu Type=a100 File=/dev/nvidia[0-3] Cores=0-15\n"
+        "NodeName=n[1-9] Name=gpu Type=a100 File=/dev/nvidia[4-7] Cores=0-15\n"
+    )
+    Path("slurm.conf").write_text(
+        "SelectType=select/cons_tres\nGresTypes=gpu\n"
+        "NodeName=n[1-9] Sockets=2 CoresPerSocket=16 ThreadsPerCore=2 Gres=gpu:a100:8\n"
+    )
+    files = ("check", "gres.conf", "slurm.conf", "--host")
+    code, out, err = run(*files, "mi300x-epyc9654", "-o", "other")
+    assert (code, out) == (2, "") and "another machine than n[1-9]" in err
+    assert not Path("other").exists()
+    _, out, err = run(*files, "gpu8.toml", "--nodes", "n1")
+    assert err.splitlines() == ["gres.conf:2: not corrected, since it is also about n[2-9]"]
+    assert "--nodes 'n[1-9]' -o DIR" in " ".join(out.split())
+    assert "-o DIR" not in (out := run(*files, "gpu8.toml", "-o", "right")[1])
+    assert "install the files in right" in out
+
+
 def cluster_in_parts(directory: Path) -> tuple[str, ...]:
     """Files of a cluster whose GPU lines and nodes stand in included files; the command."""
     (directory / "conf.d").mkdir(parents=True)

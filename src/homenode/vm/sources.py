@@ -133,7 +133,9 @@ def parse_host(text: str, name: str) -> Host:
             f"{len(text)}"
         )
     if start.startswith("<"):
-        if "<domain" in start[:_HEAD_CHARACTERS] and "<topology" not in start[:_HEAD_CHARACTERS]:
+        if "<topology" not in (head := start[:_HEAD_CHARACTERS]):
+            if "<domain" not in head:
+                raise InputError(f"{name}: expected a host, found XML but not hwloc's", hint=_KINDS)
             raise InputError(
                 f"{name}: expected a host, found the domain XML of a VM",
                 hint=command_line("homenode", "plan", name, "--host", "SOURCE"),

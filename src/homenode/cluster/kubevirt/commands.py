@@ -60,7 +60,9 @@ def check(arguments: KubevirtCheckArguments) -> None:
     from homenode.cluster.kubevirt.vmi import build_vmi
 
     kind, name = "a VirtualMachineInstance", str(arguments.vmi)
-    hint = f"kubectl get vm {shlex.quote(arguments.vmi.stem)} -o yaml > vm.yaml"
+    stem = arguments.vmi.stem
+    vm = "NAME" if stem in ("vm", "vmi") else shlex.quote(stem)
+    hint = f"kubectl get vm {vm} -o yaml > {shlex.quote(name)}"
     document = read_manifest(read_subject(arguments.vmi, kind, hint=hint), name, kind)
     cluster = None
     if arguments.kubevirt is not None:

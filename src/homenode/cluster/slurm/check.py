@@ -105,7 +105,7 @@ def check(
         source = f"{gres.source}, {_GRES_PAGE}"
         if group not in alike:
             findings += (
-                _check_types(group, host, source, arguments) if _is_other(group, host) else ()
+                _check_types(group, host, source, arguments) if has_other_model(group, host) else ()
             )
             continue
         is_partial = bool(gres.not_read or slurm.not_read)
@@ -149,11 +149,11 @@ def groups_like(groups: Sequence[NodeClass], host: Host) -> tuple[NodeClass, ...
         for group in groups
         if (node := group.definition) is None or node.shape is None or order.fits(node.shape)
     ]
-    same_model = [group for group in alike if not _is_other(group, host)]
+    same_model = [group for group in alike if not has_other_model(group, host)]
     return tuple(same_model or alike or groups)
 
 
-def _is_other(group: NodeClass, host: Host) -> bool:
+def has_other_model(group: NodeClass, host: Host) -> bool:
     """Return whether every type of its GPUs in the two files is another model than the host's."""
     types = {*count_types(group.lines), *group.configured_gpus} - {""}
     return bool(types) and all(is_other_model(kind, host) for kind in types)

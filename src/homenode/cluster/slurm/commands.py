@@ -252,7 +252,8 @@ def check(arguments: SlurmCheckArguments) -> None:
     )
     findings = add_gaps(findings, host.gaps)
     correction = correct(gres, slurm, host, nodes)
-    for line, names in find_shared_lines(gres, slurm, host, nodes).items():
+    shared = find_shared_lines(gres, slurm, host, nodes)
+    for line, names in shared.items():
         place = f"{Path(line.line.source).name}:{line.line.first}"
         note(f"{place}: not corrected, since it is also about {compress_hostlist(names)}")
     before = {file.source: file.text for file in (*gres.files, *slurm.files)}
@@ -265,6 +266,16 @@ def check(arguments: SlurmCheckArguments) -> None:
             if source in {file.source for file in config.files}
         }
         _write(arguments.output, texts, (arguments.gres, arguments.slurm))
+        fix = f"install the files in {arguments.output}, then restart slurmctld and the slurmds"
+        findings = replace(
+            findings,
+            findings=tuple(
+                replace(found, fix=fix, command="")
+                if found.command.endswith(" -o DIR") and not shared
+                else found
+                for found in findings.findings
+            ),
+        )
     sources = [finding.source for finding in findings.findings if finding.is_bad]
     files = {Path(re.split("[,:]", source)[0]).name for source in sources}
     name = "Slurm's files" if len(files) > 1 else next(iter(files), Path(gres.source).name)

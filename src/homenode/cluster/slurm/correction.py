@@ -14,6 +14,7 @@ from homenode.cluster.slurm.check import (
     gpu_cores,
     groups_like,
     has_core_counts,
+    has_other_model,
     list_right_settings,
 )
 from homenode.cluster.slurm.config import ConfigLine, SlurmConfig, config_word, replace_words
@@ -21,6 +22,7 @@ from homenode.cluster.slurm.gres import GresLine, NodeClass, group_nodes, place_
 from homenode.cluster.slurm.numbering import build_core_order
 from homenode.cluster.slurm.tools.slurm_nodes import compress_hostlist
 from homenode.cpuset import CpuSet
+from homenode.errors import InputError
 from homenode.machine.topology import Host
 
 _DEVICE_FILES = {0x10DE: ("/dev/nvidia", 0), 0x1002: ("/dev/dri/renderD", 128)}
@@ -36,9 +38,10 @@ def correct(
     """Return the text of each file, included ones too, with GPUs, counts and settings set right.
 
     Lines about other nodes too (`find_shared_lines`) are left alone, and so are MIG slices' counts.
-    Raises like `check`.
+    Raises like `check`, and InputError if all nodes have other cores and other GPUs.
     """
     groups, gpus = groups_like(group_nodes(gres, slurm, nodes), host), gpu_cores(host)
+    reject_other_machines(groups, host)
     shared_lines = find_shared_lines(gres, slurm, host, nodes)
     gres_edits: Edits = {}
     words_of: dict[ConfigLine, dict[str, str]] = {}
@@ -79,6 +82,26 @@ def correct(
     return _apply_edits((gres, slurm), {**gres_edits, **slurm_edits}, added_lines)
 
 
+def reject_other_machines(groups: Sequence[NodeClass], host: Host) -> None:
+    """Raise InputError if no group has the machine's cores or a GPU of its model: then the machine
+    is not the reference."""
+    order, shapes = build_core_order(host), []
+    for group in groups:
+        shape = None if group.definition is None else group.definition.shape
+        if shape is None or order.fits(shape) or not has_other_model(group, host):
+            return
+        shapes.append(shape)
+    if shapes:
+        group = groups[0]
+        types = ", ".join(kind for kind in group.configured_gpus if kind) or "other GPUs"
+        raise InputError(
+            f"{host.name}: another machine than {group.subject}, which has {shapes[0]} cores "
+            f"(sockets x cores x threads) and {types} in Slurm's files",
+            hint="capture one of the nodes (srun -w NODE homenode capture -o NODE.tar.gz) and "
+            "name it: --host NODE.tar.gz",
+        )
+
+
 def find_shared_lines(
     gres: SlurmConfig, slurm: SlurmConfig, host: Host, nodes: Sequence[str] = ()
 ) -> dict[GresLine, tuple[str, ...]]:
@@ -87,8 +110,11 @@ def find_shared_lines(
     names = {name for group in groups for name in group.names}
     every = [name for group in group_nodes(gres, slurm) for name in group.names]
     lines = {line: every if line.nodes is None else line.nodes for g in groups for line in g.lines}
+    edits: Edits = {}
+    for group in groups:
+        _correct_lines(gres, group, host, find_right_type(group, host), edits)
     others = {line: tuple(n for n in of_line if n not in names) for line, of_line in lines.items()}
-    return {line: other_names for line, other_names in others.items() if other_names}
+    return {line: names for line, names in others.items() if names and line.line in edits}
 
 
 def _correct_lines(

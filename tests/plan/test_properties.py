@@ -325,6 +325,7 @@ def test_a_document_shows_no_siblings_where_the_host_has_none_to_give() -> None:
             16,
             2,
         ),
+        ("x86-2p2n8c16t-offline-pus", PlanOptions(layout="pin-numa", vcpus=6, max_nodes=1), 4, 2),
     ],
 )
 def test_applying_again_keeps_vcpus_that_share_cores(

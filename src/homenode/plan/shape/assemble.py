@@ -185,7 +185,7 @@ def assemble(host: Host | None, request: GuestRequest, placement: Placement) -> 
 def _is_multiplied(request: GuestRequest, placement: Placement) -> bool | None:
     """Return False if all CPUs of the cores were to be pinned, but siblings did not fit."""
     wants_siblings = request.layout.pinning is Pinning.ALL_PUS and not request.keep_vcpus
-    is_same = len(placement.vcpu_pins) == request.guest.vcpus and placement.threads_per_core == 1
+    is_same = len(placement.vcpu_pins) == request.vcpus and placement.threads_per_core == 1
     return False if wants_siblings and is_same else None
 
 

@@ -129,6 +129,12 @@ def test_what_was_run_is_kept() -> None:
     assert not run.gaps
 
 
+def test_gpus_of_all_processes_count() -> None:
+    assert parse(TEXT.replace("nGpus 2", "nGpus 1")).gpus == 2
+    config = {"nthreads": 1, "ngpus": 2, "devices": [{"rank": 0}, {"rank": 2}]}
+    assert parse(document(config=config)).gpus == 4
+
+
 def test_gpus_are_named_and_hosts_are_not() -> None:
     run = parse(TEXT)
     assert run.gpu_names == ("NVIDIA H200", "NVIDIA H200")

@@ -3,7 +3,7 @@
 import pytest
 
 from homenode.errors import ParseError
-from homenode.measure.importers.cuda_bandwidth_test import Direction, parse
+from homenode.measure.importers.cuda_bandwidth_test import Direction, parse, read_cuda_results
 from tests.shared_data import needs_shared, shared
 
 OUTPUT = """\
@@ -52,6 +52,17 @@ def test_old_versions_print_mb_and_mean_mib() -> None:
     old = OUTPUT.replace("(GB/s)", "(MB/s)").replace("32000000", "33554432")
     run = parse(old.replace("55.3", "12082.5"))
     assert run.transfers[0].bytes_per_s == pytest.approx(12082.5 * 2**20)
+
+
+def test_of_a_range_of_sizes_the_largest_is_kept() -> None:
+    run = parse(
+        OUTPUT.replace("   32000000\t\t\t55.3\n", "   1024\t\t\t0.2\n   32000000\t\t\t55.3\n")
+    )
+    assert len(run.transfers) == 4
+    results = read_cuda_results(run)
+    assert [s.value for s in results.samples if s.metric == "h2d-bandwidth"] == [55.3e9]
+    sizes = [c.value for c in results.conditions if c.name == "tool copy size"]
+    assert sizes == ["32000000 bytes"]
 
 
 def test_several_devices_are_one_sum() -> None:

@@ -93,13 +93,20 @@ def test_the_table_alone_is_read_and_the_size_of_the_arrays_is_a_gap() -> None:
         ("policy: bind\ncpubind: 0\nmembind: 0\n+ numactl -m 1 ./stream", 1),
         ("+ numactl --show\npolicy: bind\ncpubind: 0\nmembind: 0", 0),
         ("+ numactl -i all ./stream", None),
+        ("+ numactl -N 0 --interleave=0,1 ./stream", None),
+        ("+ numactl -N 0 -p 1 ./stream", 1),
+        ("policy: default\ncpubind: 0\nmembind: 0 1", 0),
+        ("policy: interleave\ncpubind: 0\nmembind: 0 1", None),
+        ("policy: preferred\npreferred node: 1\ncpubind: 0\nmembind: 0 1", None),
         ("numactl: command not found", None),
     ],
 )
 def test_the_binding_is_what_the_log_shows_or_sets_last(head: str, node: int | None) -> None:
     figures = OUTPUT_OF.of_log(f"{head}\n{OUTPUT}", "stream.log")
     assert {one.node for one in figures.samples} == {node}
-    assert ("binding" in [gap.subject for gap in figures.gaps]) == ("-i all" in head)
+    assert ("binding" in [gap.subject for gap in figures.gaps]) == (
+        head.startswith("+ numactl") and node is None
+    )
 
 
 def test_threads_that_were_not_given_are_a_gap() -> None:

@@ -70,7 +70,7 @@ class NcclTests(Struct, frozen=True, kw_only=True):
     version: str | None = None
     library_version: str | None = None  # as NCCL numbers it (22809)
     collective: str | None = None  # "all_reduce" and so on
-    gpus: int | None = None
+    gpus: int | None = None  # of all processes
     warmups: int | None = None  # warm-up runs of each size
     iterations: int | None = None  # measured runs of each size
     gpu_names: tuple[str, ...] = ()  # GPUs of the ranks; in JSON, of each process's first rank
@@ -223,12 +223,14 @@ class _Table:
         if average is None:
             lines.gaps.append(Gap(SOURCE, "no average at the end: the run ended early"))
         out_of_bounds = lines.take_optional("out of bounds", Line.read_count, "a whole number")
+        gpus = lines.take_optional("gpus", Line.read_count, "a whole number")
         return NcclTests(
             family=self.family,
             version=lines.take_optional("version", Line.read_word, "a version"),
             library_version=lines.take_optional("library", Line.read_word, "a version"),
             collective=lines.take_optional("collective", Line.read_word, "a collective"),
-            gpus=lines.take_optional("gpus", Line.read_count, "a whole number"),
+            # The line with the parameters is about one process; the ranks are of all.
+            gpus=gpus if gpus is None else max(gpus, len(self.gpu_names)),
             warmups=lines.take_optional("warmup iters", Line.read_count, "a whole number"),
             iterations=lines.take_optional("iters", Line.read_count, "a whole number"),
             gpu_names=tuple(self.gpu_names),
@@ -302,7 +304,7 @@ def _parse_json(text: str) -> NcclTests:
     return NcclTests(
         library_version=None if version is None else str(version),
         collective=None if name is None else _COLLECTIVES.get(name, name.lower()[:40]),
-        gpus=None if threads is None or gpus is None else threads * gpus,
+        gpus=None if threads is None or gpus is None else threads * gpus * max(1, len(devices)),
         warmups=read("config/warmup_iters"),
         iterations=read("config/iterations"),
         gpu_names=tuple(str(device.get("device_info", ""))[:200].strip() for device in devices),

@@ -123,37 +123,43 @@ def parse_hardware(text: str) -> NumactlHardware:
     )
 
 
-_NODES_OF = {"-N": 0, "--cpunodebind": 0, "-m": 1, "--membind": 1}
+_NODES_OF = {"-N": 0, "--cpunodebind": 0}
+_NODES_OF |= dict.fromkeys(("-m", "--membind", "-p", "--preferred"), 1)
+_INTERLEAVE = ("-i", "--interleave")
 _COMMAND = re.compile(r"(?:^|[\s/])numactl ", re.ASCII)
 
 
 def bound_by_command(line: str) -> tuple[tuple[int, ...], tuple[int, ...]] | None:
     """Return nodes of the CPUs and of the memory of a command in a log; () if it does not report
-    it. None if numactl starts nothing there.
+    it, or interleaves memory over nodes. None if numactl starts nothing there.
 
     >>> bound_by_command("+ numactl -N 0 --membind=0,1 ./stream")
     ((0,), (0, 1))
     >>> bound_by_command("+ numactl --cpunodebind=1 ./stream")
     ((1,), ())
-    >>> bound_by_command("numactl --show"), bound_by_command("$ numactl -i all ./stream")
+    >>> bound_by_command("numactl --show"), bound_by_command("$ numactl -N 0 -i all ./stream")
     (None, ((), ()))
     """
     match = _COMMAND.search(line)
     words = line[match.end() :].split() if match else []
     nodes: list[tuple[int, ...]] = [(), ()]
+    interleaves = False
     while words and words[0].startswith("-"):
         word, _, value = words.pop(0).partition("=")
-        if word[:2] in ("-N", "-m") and len(word) > 2:
+        if word[:2] in ("-N", "-m", "-p", "-i") and len(word) > 2:
             word, value = word[:2], word[2:]
         if not value and word in _WITH_VALUE and words:
             value = words.pop(0)
         if word in _NODES_OF and _LIST.fullmatch(value):
             nodes[_NODES_OF[word]] = tuple(CpuSet.parse(value))
+        interleaves = interleaves or word in _INTERLEAVE
+    if interleaves:
+        nodes = [(), ()]
     return (nodes[0], nodes[1]) if words else None
 
 
 _LIST = re.compile(r"\d{1,4}(?:[-,]\d{1,4}){0,64}", re.ASCII)
-_WITH_VALUE = frozenset({*_NODES_OF, *"-C --physcpubind -i --interleave -p --preferred".split()})
+_WITH_VALUE = frozenset({*_NODES_OF, *_INTERLEAVE, "-C", "--physcpubind"})
 
 
 def parse_show(text: str) -> tuple[tuple[int, ...], tuple[int, ...]]:

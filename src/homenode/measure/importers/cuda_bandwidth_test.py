@@ -159,15 +159,23 @@ _METRIC_OF_DIRECTION = {
 
 
 def read_cuda_results(run: CudaBandwidthTest) -> MeasuredSamples:
-    """Return each transfer of pinned memory on one device, as a sample of the run."""
+    """Return the transfers on one device as samples, of the largest size of each direction: small
+    copies, of a range of sizes, measure what a copy costs."""
     if run.has_passed is False:
         failure = Gap("bandwidthTest", "has FAIL: its results are omitted")
         return MeasuredSamples(gaps=(*run.gaps, failure))
     how = "bandwidthTest, bytes within a GPU counted once, twice in what it prints"
     results = SampleBuilder("device copy", how, run.gaps)
+    largest: dict[tuple[Direction, bool | None], int] = {}
     for transfer in run.transfers:
         if transfer.devices > 1:
             results.add_gap("bandwidthTest", f"a sum of {transfer.devices} devices: not kept")
+            continue
+        kind = (transfer.direction, transfer.is_pinned)
+        largest[kind] = max(largest.get(kind, 0), transfer.size_bytes)
+    for transfer in run.transfers:
+        kind = (transfer.direction, transfer.is_pinned)
+        if transfer.devices > 1 or transfer.size_bytes < largest[kind]:
             continue
         is_within = transfer.direction is Direction.DEVICE_TO_DEVICE
         results.add(
@@ -177,7 +185,7 @@ def read_cuda_results(run: CudaBandwidthTest) -> MeasuredSamples:
             index=run.devices[0][0] if len(run.devices) == 1 else 0,
             variant="pageable" if transfer.is_pinned is False else None,
         )
-    for size in sorted({copy.size_bytes for copy in run.transfers if copy.devices <= 1}):
+    for size in sorted(set(largest.values())):
         results.add_condition("tool copy size", f"{size} bytes")
     return results.build_samples(name for _, name in run.devices)
 

@@ -193,6 +193,7 @@ def read_stream_results(run: StreamRun, node: int | None = None) -> MeasuredSamp
 
 
 _SIGN = re.compile(r"^STREAM version |^Function +(?:Best )?Rate ", re.M)
+_PLACED = ("policy: interleave", "policy: weighted", "policy: preferred")
 
 
 def _read_stream_log(text: str, name: str) -> MeasuredSamples:
@@ -204,11 +205,15 @@ def _read_stream_log(text: str, name: str) -> MeasuredSamples:
     if not policy_text and command is None:
         return read_stream_results(run)
     binding, gaps = parse_binding(head)
-    # Without a policy all memory of one node can be all that the machine has.
+    # Without a policy all memory of one node can be all that the machine has; else the threads
+    # place it on their own node, unless it is interleaved or preferred elsewhere.
     is_bound = binding is not None and (
         command is not None
         or policy_text.startswith("policy: bind")
-        or len(binding.memory_nodes) > len(binding.cpu_nodes)
+        or (
+            not policy_text.startswith(_PLACED)
+            and len(binding.memory_nodes) > len(binding.cpu_nodes)
+        )
     )
     results = read_stream_results(run, binding.node if binding is not None and is_bound else None)
     conditions = binding.conditions() if binding is not None and is_bound else ()

@@ -105,7 +105,7 @@ def parse_binding(head: str) -> tuple[Binding | None, tuple[Gap, ...]]:
     if (command := parse_command(head)) is not None:
         pus, memory = command
         if not pus and not memory:
-            return None, (Gap("binding", "the log's numactl names no node"),)
+            return None, (Gap("binding", "the log's numactl names no node, or interleaves"),)
         return Binding(pus, memory or pus), ()
     if at < 0:
         if not pinned_nodes:

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from homenode import formats
 from homenode.bdf import Bdf
 from homenode.cpuset import CpuSet
-from homenode.errors import HostError, InputError
+from homenode.errors import InputError, UsageError
 from homenode.measure.results.model import (
     UNKNOWN_SWITCHES,
     Condition,
@@ -128,7 +128,7 @@ def test_a_link_in_a_circle_is_not_followed(tmp_path: Path) -> None:
 
 def test_a_run_is_not_written_over_another(tmp_path: Path) -> None:
     write_run(tmp_path, RUN)
-    with pytest.raises(HostError, match="choose another name"):
+    with pytest.raises(UsageError, match="choose another name"):
         write_run(tmp_path, RUN)
 
 

@@ -4,6 +4,7 @@ import difflib
 import re
 import shutil
 import subprocess
+import sys
 from contextlib import nullcontext
 from itertools import pairwise
 from pathlib import Path
@@ -431,3 +432,19 @@ def test_sizes_are_whole_units_of_the_target_or_refused() -> None:
             written(target, HOST, odd)
     assert written("qemu", HOST, odd).rendering.document
     assert MIB
+
+
+def test_a_script_ends_the_vm_where_a_vcpu_cannot_be_pinned(tmp_path: Path) -> None:
+    """A program whose thread has the name of QEMU's first vCPU, and a CPU that is not there."""
+    text = written("qemu", "small-2n8c-2gpu", options("pin")).rendering.document.decode()
+    vcpu = "import time; open('/proc/self/comm', 'w').write('CPU 0/KVM'); time.sleep(9)"
+    for name, words in (("vcpu_pus", "4095"), ("qemu", f'{sys.executable} -c "{vcpu}"')):
+        text = re.sub(rf"\n{name}=\([^)]*\n\)\n", f"\n{name}=({words})\n", text)
+    text = re.sub(r"\nemulator_pus=.*", "\nemulator_pus=", text)
+    script = tmp_path / "vm.sh"
+    script.write_text(text)
+    done = subprocess.run(
+        ["bash", script, "start"], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.returncode == 1, done.stdout + done.stderr
+    assert "taskset" in done.stderr

@@ -13,11 +13,11 @@ pin() {
     for task in /proc/"$pid"/task/*; do
       read -r comm <"$task/comm" || continue
       if [[ $comm =~ ^CPU\ ([0-9]+)/ ]]; then
-        taskset -pc "${vcpu_pus[BASH_REMATCH[1]]}" "${task##*/}" >/dev/null
+        taskset -pc "${vcpu_pus[BASH_REMATCH[1]]}" "${task##*/}" >/dev/null || return 1
         found=$((found + 1))
       elif [[ $comm =~ ^IO\ iothread([0-9]+)$ ]]; then
         if [[ -n ${iothread_pus[BASH_REMATCH[1] - 1]:-} ]]; then
-          taskset -pc "${iothread_pus[BASH_REMATCH[1] - 1]}" "${task##*/}" >/dev/null
+          taskset -pc "${iothread_pus[BASH_REMATCH[1] - 1]}" "${task##*/}" >/dev/null || return 1
         fi
       fi
     done

@@ -171,7 +171,7 @@ def resolve_layout(
             chosen_options, choice = flat, structs.replace(for_flat, reason=reason)
     layout = f"{choice.layout} with bound memory" if choice.floating else choice.layout
     rule = UNMEASURED if choose is None else ""
-    others = "" if inputs.has_gpus or options.objective else "no GPU, so the rule for one GPU: "
+    others = "" if inputs.has_gpus or options.objective else "no GPU; the rule for one GPU: "
     others = others if objective is Objective.GPU_COPY else ""
     line = f"{layout} (auto, {objective}): {others}{choice.reason}{rule}"
     return ResolvedLayout(chosen_options, (line, *choice.caveats))

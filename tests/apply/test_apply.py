@@ -42,7 +42,7 @@ from homenode.cpuset import CpuSet
 from homenode.errors import HostError, InputError, ToolError, UsageError
 from homenode.safe.durable import make_part_name
 from homenode.vm.hypervisor.connection import DomainState, check_uri, parse_dominfo, parse_pins
-from homenode.vm.hypervisor.virsh import Virsh
+from homenode.vm.hypervisor.virsh import RejectedError, Virsh
 from tests.apply_documents import NAME, ORIGINAL, tuned
 from tests.seeds import part
 from tests.virsh_stand_in import URI, UUID, StandIn
@@ -536,6 +536,8 @@ def test_a_pin_that_libvirt_refuses_takes_the_others_back(daemon: StandIn, root:
     daemon.put("refuses-pin", "pins/vcpu.0=0-7")
     with pytest.raises(HostError):
         restore_live_pins(Virsh(URI), NAME, root)
+    (entry,) = DomainStore(root, URI, UUID).journal.to_undo()
+    assert entry.what is ChangeState.UNDOING
     assert pins(daemon) == before | {"vcpu.0": pins(daemon)["vcpu.0"]} != before
     daemon.put("refuses-pin", "")
     restore_live_pins(Virsh(URI), NAME, root)
@@ -654,6 +656,11 @@ def test_files_that_a_paused_start_made_go_unless_they_were_written_since(
         step.do(journal.write)
     assert [entry.what for entry in journal.to_undo()] == [ChangeState.BEGIN]
     (daemon.state / "down").unlink()
+    daemon.put("start-fails", "no memory")
+    with pytest.raises(RejectedError):  # files that it made nevertheless are known by their times
+        step.do(journal.write)
+    assert journal.to_undo()[0].facts.keys() >= set(makes[1:])
+    daemon.put("start-fails", "")
     entry = step.do(journal.write)
     assert entry.made == makes[1:] and "destroy" in entry.by_hand and UUID in entry.by_hand
     daemon.put("id", "1")

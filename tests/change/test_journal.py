@@ -112,13 +112,16 @@ def test_a_step_that_was_cut_short_is_settled_by_what_the_host_has(
     happened.path.write_text("a")
     done = Word(tmp_path / "c", "c")
     done.do(journal.write)
-    (left,) = journal.settle(step_of)
-    assert left.subject == str(not_yet.path)
+    not_yet_undone = Word(tmp_path / "d", "d")
+    journal.write(not_yet_undone.do(journal.write).with_state(ChangeState.UNDOING))
+    left = journal.settle(step_of)
+    assert [entry.subject for entry in left] == [str(not_yet.path), str(not_yet_undone.path)]
     states = {entry.subject: entry.what for entry in journal.to_undo()}
     assert states == {
         str(happened.path): ChangeState.DONE,
         str(not_yet.path): ChangeState.BEGIN,
         str(done.path): ChangeState.DONE,
+        str(not_yet_undone.path): ChangeState.UNDOING,
     }
 
 

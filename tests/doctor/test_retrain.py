@@ -315,6 +315,8 @@ def test_a_lower_target_brings_a_fast_link_down(space: SimulatedConfig) -> None:
     result = retrained(plan, space)
     assert (result.findings, result.registers.current_code) == ((), 3)
     assert not planned(space.host, space, 3).is_needed
+    space.spaces[plan.port][LINK_CONTROL_2] = 0x44  # its next training would raise it
+    assert planned(space.host, space, 3).is_needed
 
 
 def test_a_link_that_climbs_one_generation_a_training_gets_there() -> None:

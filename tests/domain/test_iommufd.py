@@ -160,10 +160,11 @@ def test_a_new_libvirt_gives_each_bus_of_a_grace_gpu_an_accelerated_smmu() -> No
     assert "<iommu model='smmuv3'><driver accel=>" in [finding.subject for finding in too_old]
 
 
-def test_an_arm_guest_of_over_255_vcpus_keeps_its_smmu() -> None:
+def test_an_arm_guest_keeps_its_smmu_with_over_255_vcpus_or_grace_gpus() -> None:
     own = b"<iommu model='smmuv3'/>"
     made = grace(own, "12.6", "11.1", structs.replace(GRACE, layout="pin-numa", vcpus=280))
     assert own in made.document and b"intremap" not in made.document
+    assert grace(own, "12.7", "11.1").document.count(b"<iommu model=") == 1
 
 
 def test_a_bus_of_two_root_complexes_gets_no_smmu_and_a_finding() -> None:

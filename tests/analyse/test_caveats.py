@@ -28,7 +28,7 @@ from homenode.decide.matrices import (
 )
 from homenode.decide.recommendation import decide_for_machines
 from homenode.decide.sentences import format_answer
-from homenode.decide.summary import collect_series
+from homenode.decide.summary import collect_series, headline_series
 from homenode.findings import Caveat, Severity
 from homenode.measure.results.model import (
     COLLECTIVE_GPUS,
@@ -41,9 +41,10 @@ from homenode.measure.results.model import (
     Switches,
 )
 from homenode.measure.results.vantage import Vantage
+from homenode.metrics import METRICS
 from homenode.objective import Objective
 from homenode.package_data import read_package_text
-from homenode.vm.layout import PRESETS
+from homenode.vm.layout import PRESETS, Siblings
 from homenode.vm.sources import load_host
 from tests.simulated_runs import simulated_run
 
@@ -153,6 +154,9 @@ def test_runs_of_one_directory_that_name_other_hardware_are_of_other_hosts(
     assert (found["other-host"].detail if "other-host" in found else "") == detail
 
 
+EXPOSED = replace(Switches.from_layout(PRESETS["pin-bound"]), siblings=Siblings.EXPOSED)
+
+
 def _conditions(name: str, *values: str) -> list[dict[str, object]]:
     return [{"conditions": (Condition(name, value),)} for value in values]
 
@@ -175,6 +179,7 @@ _governors = partial(_conditions, "governor")
         ([{}, {"host": "b"}], [{}, {"host": "b"}], {"other-host"}),
         ([{"vcpus": 8}], [{"vcpus": 16}], {"other-vcpus"}),
         ([{"vcpus": 8}], [{"vcpus": 16, "vantage": Vantage.HOST}], set()),
+        ([{"vcpus": 8}], [{"vcpus": 16, "switches": EXPOSED}], set()),  # siblings are vCPUs too
         ([{"place": 1}], [{"place": 2}], set()),  # two boots have no order
         ([{"place": 1}, {"place": 2}], [{"place": 3}], {"blocked-order"}),
         ([{"place": 1}, {"place": 3}], [{"place": 2}], set()),
@@ -371,6 +376,7 @@ def test_gpus_that_copy_slowly_are_counted_and_a_healthy_layout_clears_them() ->
     assert (finding.id, finding.severity) == ("h2d-low", Severity.WARNING)
     assert "62 % below" in (finding.cost or "")
     assert not check_results([*healthy, *slow])
+    assert len(check_results(alternative("default", (24, 24, 16, 16), gpus=gpus).runs)) == 2
     assert not check_results(alternative("pin", (24, 12), gpus=gpus).runs), "which is the usual?"
     low = check_results(alternative("default", (6, 24, 24, 7), gpus=gpus).runs)
     assert [one.observed for one in low if one.severity is Severity.CRITICAL] == [
@@ -393,6 +399,26 @@ def test_samples_within_a_boot_say_how_sure_its_median_is() -> None:
     samples = tuple(replace(sample, index=None) for sample in run.samples)
     (series,) = collect_series([Run(run.head, samples)]).values()
     assert series.inner_variance == pytest.approx(math.pi / 2 / 3)
+
+
+def test_a_control_that_moved_by_less_than_matters_takes_no_metric_with_it() -> None:
+    rng, triad = random.Random(6), {"memory-bandwidth": ("bytes_per_s", 1e11)}
+    runs = [
+        simulated_run(layout, triad | {"cpu-single": ("events_per_s", rate)}, rng, boots=8)
+        for layout, rate in (("pin", 3000.0), ("pin-numa", 2940.0))
+    ]
+    found = compare(group_runs(runs))
+    assert Outcome.WORSE in [one.outcome for one in found.effects if one.metric == "cpu-single"]
+    assert not found.caveats
+
+
+def test_of_several_states_the_one_with_the_most_samples_is_a_metrics_headline() -> None:
+    (run,) = alternative("pin", [1.0, 2.0, 3.0], metric="memory-bandwidth").runs
+    pairs = zip(run.samples, ("110 ns", "27 ns", "27 ns"), strict=True)
+    samples = tuple(replace(sample, index=None, state=state) for sample, state in pairs)
+    series = collect_series([Run(run.head, samples)])
+    headline = headline_series(series, METRICS["memory-bandwidth"])
+    assert headline is not None and headline.key.state == "27 ns"
 
 
 def test_before_and_after_are_compared_whatever_node_the_threads_chose() -> None:

@@ -333,7 +333,8 @@ def test_a_pair_of_several_is_tested_with_each_subset_that_it_is_in(
         runs = [simulated_run(one, usual, rng) for one in ("default", "pin-numa", "pin-bound")]
         for effect in compared(*runs, simulated_run("pin", better, rng)).effects:
             assert effect.p is not None and effect.low is not None and effect.high is not None
-            assert (effect.p < 0.05) == (effect.low >= 1.0 or effect.high <= 1.0)
+            is_better = effect.ratio > 1
+            assert (effect.p < 0.05) == (effect.low >= 1.0 if is_better else effect.high <= 1.0)
             closed += 1.0 in (effect.low, effect.high)
     assert (closed >= 2) is is_closed
 
@@ -392,6 +393,16 @@ def test_boots_in_an_order_that_leans_have_the_bounds_of_either_estimate() -> No
     wide = compute_interval(replace(first, times=places[0]), replace(second, times=places[1]))
     assert narrow is not None and wide is not None
     assert wide.low < narrow.low and narrow.high < wide.high
+
+
+def test_a_drift_costs_a_degree_of_freedom() -> None:
+    first, second = (
+        replace(_series([0.1 * time for time in times]), times=times)
+        for times in ((0.0, 2.0, 4.0), (1.0, 3.0, 5.0))
+    )
+    interval = compute_interval(first, second)
+    assert interval is not None and interval.adjusted
+    assert interval.freedom == pytest.approx(6 - 2 - 1)  # boots, layouts, the drift
 
 
 def _reach(effect: Effect) -> float:

@@ -131,18 +131,25 @@ def test_a_measured_difference_may_be_smaller_than_one_that_may_be_none() -> Non
             assert is_like_best(compared) is (ratio > nearest)
 
 
-def test_where_none_is_like_the_best_the_choice_is_not_one_that_is_shown_to_be_worse() -> None:
+def test_where_none_is_like_the_best_the_smallest_loss_not_shown_to_be_worse_is_chosen() -> None:
     first, *_ = published("H200", Objective.THROUGHPUT).results
-    results = [
-        replace(first, alternative=name, metric=metric, position=position, ratio=ratio)
-        for name, metric, position, ratio in (
-            ("a", "h2d-bandwidth", MetricRank.BEST, 1.0),
-            ("b", "h2d-bandwidth", MetricRank.UNDECIDED, 0.7),
-            ("b", "d2h-bandwidth", MetricRank.BEST, 1.0),
-            ("a", "d2h-bandwidth", MetricRank.WORSE, 0.94),
-        )
-    ]
-    assert Ranking(tuple(results), ()).like() == ("b",)
+    positions = {1.0: MetricRank.BEST, 0.94: MetricRank.WORSE}
+    for losses, like in (
+        ({"a": (1.0, 0.94), "b": (0.7, 1.0)}, "b"),
+        ({"a": (1.0, 0.7), "b": (0.8, 0.8), "c": (0.6, 1.0)}, "b"),
+    ):
+        results = [
+            replace(
+                first,
+                alternative=name,
+                metric=metric,
+                position=positions.get(ratio, MetricRank.UNDECIDED),
+                ratio=ratio,
+            )
+            for name, ratios in losses.items()
+            for metric, ratio in zip(("h2d-bandwidth", "d2h-bandwidth"), ratios, strict=True)
+        ]
+        assert Ranking(tuple(results), ()).like() == (like,)
 
 
 def test_runs_of_a_directory_are_of_one_machine_unless_they_name_two_hosts_or_kinds() -> None:

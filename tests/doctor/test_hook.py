@@ -20,7 +20,7 @@ from homenode.change.retrain.install import (
 from homenode.errors import InputError
 from homenode.findings import Severity
 from homenode.machine.link_path import LinkRate, format_rate
-from homenode.machine.pci import PciLink
+from homenode.machine.pci import DeviceKind, PciLink
 from tests.doctor.test_retrain import AUDIO, GPU, SICK, sick
 from tests.doctor_cases import changed
 from tests.doctor_domains import domain, gpus
@@ -129,6 +129,8 @@ def test_a_hook_takes_the_domains_gpus_only() -> None:
     audio_first = domain(8, [AUDIO, *gpus(SICK, 2)])
     assert list_domain_gpus(audio_first, host) == gpus(SICK, 2)
     assert list_domain_gpus(domain(8), host) == ()
+    with_nic = changed(host, lambda d: d.bdf == gpus(SICK, 2)[1], kind=DeviceKind.NIC)
+    assert list_domain_gpus(audio_first, with_nic) == gpus(SICK, 1)
     assert has_devices(audio_first) and not has_devices(domain(8))
     with pytest.raises(InputError):
         list_domain_gpus(b"<network/>", host)
@@ -158,7 +160,7 @@ def test_a_link_that_was_narrow_before_the_start_has_not_dropped() -> None:
 
 def test_links_at_the_start_are_kept_until_started(tmp_path: Path) -> None:
     records = LinkRecords(str(tmp_path / "links"))
-    links = {Bdf.parse("10000:41:00.0"): LinkRate(32.0, 8), GPU: LinkRate(2.5, 16)}
+    links = {GPU: LinkRate(2.5, 16), Bdf.parse("10000:41:00.0"): LinkRate(32.0, 8)}
     records.save(links)
     assert records.load(links) == links
     (tmp_path / "links" / f"{GPU}.json").write_text("[]")

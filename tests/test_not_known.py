@@ -91,7 +91,7 @@ COMMANDS = {  # with their exit codes
     "trial vm --layouts default,pin --dry-run": 0,
     "bench --dry-run --tests stream": 0,
     "import stream.txt --machine TREE -o imported": 0,
-    "compare RESULTS --host TREE": 0,
+    "compare RESULTS --host TREE": 5,
     "report RESULTS --host TREE -o report.html": 0,
     "pool show --pool TREE": 0,
     "pool place vm.xml --layout default --pool TREE": 0,

@@ -230,7 +230,7 @@ def test_another_instance_that_somebody_started_is_left_alone(
     changed(journal, BOOT, ChangeState.DONE, run_id="1")
     daemon.put("id", "9")
     error = refusal("undo", "--shutdown-timeout", "0.2", "--", NAME)
-    assert "it is running" in str(error)
+    assert "not shut off" in str(error)
     assert daemon.get("id") == "9"
     assert "some steps are not undone" in trial("status").output
 

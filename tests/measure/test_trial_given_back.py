@@ -110,7 +110,7 @@ def test_a_boot_that_somebody_else_made_just_before_is_left_alone(
             daemon.put("id", "77")
             super().start(uuid)
 
-    with journal.hold() as lock, pytest.raises(UsageError, match="it is running"):
+    with journal.hold() as lock, pytest.raises(UsageError, match="not shut off"):
         run_trial(replace(trial, virsh=Raced(URI)), lock)
     assert daemon.get("id") == "77"
     assert journal.load().state.change(BOOT) is None

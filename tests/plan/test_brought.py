@@ -258,3 +258,12 @@ def test_a_gpu_is_named_by_its_number_of_show() -> None:
     assert json.loads(by_number.stdout)["vm"] == json.loads(by_address.stdout)["vm"]
     refused = homenode(*words, "--device", "gpu8")
     assert "the host has 8 GPUs" in str(refused.exception)
+
+
+def test_a_plan_names_its_devices_that_are_no_gpus() -> None:
+    """As a definition of another host may name them where it means GPUs."""
+    words = "plan --name v --host hgx-h100 --vcpus 8 --memory 16GiB --device gpu0".split()
+    plain = homenode(*words)
+    drive = homenode(*words, "--device", "0000:18:00.0", "--device", "0000:3a:00.0")
+    assert "devices " not in plain.stdout and "0000:18:00.0" not in plain.stdout
+    assert "devices  NVMe drive 0000:18:00.0 and 0000:3a:00.0\n" in drive.stdout

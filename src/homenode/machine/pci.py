@@ -32,6 +32,15 @@ class DeviceKind(StrEnum):
     OTHER = "other"
 
 
+KIND_NAMES = {
+    DeviceKind.GPU: "GPU",
+    DeviceKind.NIC: "NIC",
+    DeviceKind.NVSWITCH: "NVSwitch",
+    DeviceKind.NVME: "NVMe drive",
+    DeviceKind.AUDIO: "audio function",
+}
+
+
 class PortType(StrEnum):
     """Type of a PCI bridge in the tree. Source: PCIe 6.0, 7.5.3.2 Device/Port Type."""
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from homenode.cpuset import CpuSet
 from homenode.doc import Doc, Part, Table, Text
 from homenode.findings import NO_VMS, Finding, Severity, list_unread_vms
-from homenode.machine.pci import DeviceKind
+from homenode.machine.pci import KIND_NAMES, DeviceKind
 from homenode.machine.topology import Host
 from homenode.text import (
     command_line,
@@ -279,6 +279,18 @@ def _map_device_nodes(plan: Plan, host: Host | None, kind: DeviceKind) -> dict[i
     return {number: device.node for number, device in enumerate(devices) if device.bdf in bdfs}
 
 
+def _format_other_devices(plan: Plan, host: Host | None) -> str:
+    """Return the devices that the VM gets beside GPUs and their audio functions. A definition of
+    another host may name an NVMe drive or a NIC where it means a GPU."""
+    bdfs_of_kind: dict[str, list[str]] = {}
+    for bdf in dict.fromkeys(device.bdf for device in plan.vm.hostdevs):
+        device = None if host is None else host.device_at.get(bdf)
+        if device is not None and device.kind not in (DeviceKind.GPU, DeviceKind.AUDIO):
+            name = KIND_NAMES.get(device.kind, "device")
+            bdfs_of_kind.setdefault(name, []).append(f"{name} {bdf}")
+    return "; ".join(format_subjects(names) for names in bdfs_of_kind.values())
+
+
 def _build_cells_table(plan: Plan, host: Host | None) -> Table:
     gpus = _map_device_nodes(plan, host, DeviceKind.GPU)
     is_flat = plan.layout.cells is GuestCells.SINGLE
@@ -318,6 +330,8 @@ def _list_labels(
         yield "layout", line
     for relaxation in plan.relaxations:
         yield "relaxed", _format_relaxed(relaxation, plan, host)
+    if others := _format_other_devices(plan, host):
+        yield "devices", others
     if order:
         yield "order", order
     if host is not None and Relaxation.HOST_CORE not in plan.relaxations and plan.vcpu_pins:

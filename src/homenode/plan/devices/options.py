@@ -17,13 +17,12 @@ from homenode.bdf import Bdf
 from homenode.cpuset import NodeIndex, list_members
 from homenode.errors import InputError
 from homenode.findings import Finding, Gap, Rejection
-from homenode.machine.pci import DeviceKind, PciDevice
+from homenode.machine.pci import KIND_NAMES, DeviceKind, PciDevice
 from homenode.machine.topology import Host, reject_unshown
 from homenode.plan.allocations import Allocations
 from homenode.plan.devices.brought import CompanionDevices, are_paired, link_groups
 from homenode.plan.devices.fabric import Fabric, find_fabric
 from homenode.plan.request import GuestRequest
-from homenode.plan.shape.consequences import KIND_NAMES
 from homenode.text import format_subjects, plural
 from homenode.vm.gpu_parts import format_profiles, is_divided, list_free_parts
 from homenode.vm.plan import Unplannable

@@ -2,7 +2,7 @@
 
 from homenode.bdf import Bdf
 from homenode.cpuset import CpuSet, NodeIndex
-from homenode.machine.pci import DeviceKind, PciDevice
+from homenode.machine.pci import KIND_NAMES, DeviceKind, PciDevice
 from homenode.machine.topology import Host
 from homenode.plan.request import GuestRequest
 from homenode.plan.shape.guest_topology import format_online
@@ -161,12 +161,3 @@ def _count_empty_ports(
         and controller.index not in parents
         for controller in controllers
     )
-
-
-KIND_NAMES = {
-    DeviceKind.GPU: "GPU",
-    DeviceKind.NIC: "NIC",
-    DeviceKind.NVSWITCH: "NVSwitch",
-    DeviceKind.NVME: "NVMe drive",
-    DeviceKind.AUDIO: "audio function",
-}

@@ -96,6 +96,12 @@ def test_a_step_that_was_only_begun_leaves_the_record_that_was_there(
     step.begin(store.journal.write)
     step.take_back(store.journal.write)
     assert store.journal.to_undo() == before != ()
+    applied = daemon.definition()
+    daemon.put_definition(applied.replace(b"kept", b"changed"))
+    with pytest.raises(InputError, match="edited in between"):
+        step.begin(store.journal.write)
+    assert store.journal.to_undo() == before
+    daemon.put_definition(applied)
     step.do(store.journal.write)
     edited = daemon.definition().replace(b"kept", b"changed")
     daemon.put_definition(edited)

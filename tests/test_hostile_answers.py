@@ -19,11 +19,11 @@ from homenode.machine.description.parse import parse_description
 from homenode.machine.discover.host import discover
 from homenode.machine.tools import lspci, numactl
 from homenode.machine.topology import Host
-from homenode.measure.access.guest_agent import GuestAgent
 from homenode.measure.imported_runs import count_vcpus
 from homenode.measure.results.received import MAX_BYTES, receive_run
 from homenode.measure.results.store import parse_run, run_text
 from homenode.measure.tool_setup import DIRECTORY, setup_journal
+from homenode.measure.trial.guest import GuestAgent
 from homenode.measure.trial.journal import TrialEntry, TrialHead
 from homenode.plan.stored import read_plan_for
 from homenode.safe.record_directory import JOURNAL

@@ -117,7 +117,7 @@ BUILT: dict[tuple[str, str], tuple[str, str]] = {
         r"[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?",
         "fullmatch",
     ),
-    ("measure/app_metric.py", "pattern"): (r"tokens/s: ([0-9.]+)", "search"),  # the user's own
+    ("measure/runner.py", "pattern"): (r"tokens/s: ([0-9.]+)", "search"),  # the user's own
     ("measure/programs/torch_place.py", r"f'(?<!\\w)(?:{names}):\\s+(\\d+) kB'"): (
         r"(?<!\w)(?:MemFree|MemTotal):\s+(\d+) kB",
         "search",

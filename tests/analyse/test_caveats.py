@@ -39,8 +39,8 @@ from homenode.measure.results.model import (
     RunHead,
     Sample,
     Switches,
+    Vantage,
 )
-from homenode.measure.results.vantage import Vantage
 from homenode.metrics import METRICS
 from homenode.objective import Objective
 from homenode.package_data import read_package_text

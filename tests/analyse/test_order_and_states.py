@@ -15,8 +15,15 @@ from homenode.decide.comparison import FEW_BOOTS, ORDER, STATES, Effect, Evidenc
 from homenode.decide.machine_facts import collect_run_facts
 from homenode.decide.recommendation import Recommendation, decide, recommend
 from homenode.decide.sentences import format_effect
-from homenode.measure.results.model import Condition, Origin, Run, RunHead, Sample, Switches
-from homenode.measure.results.vantage import Vantage
+from homenode.measure.results.model import (
+    Condition,
+    Origin,
+    Run,
+    RunHead,
+    Sample,
+    Switches,
+    Vantage,
+)
 from homenode.objective import Objective
 from homenode.vm.layout import PRESETS
 from tests.seeds import draws

@@ -42,9 +42,9 @@ from homenode.measure.results.model import (
     Sample,
     Statistic,
     Switches,
+    Vantage,
     host_kind,
 )
-from homenode.measure.results.vantage import Vantage
 from homenode.measure.trial.journal import TrialHead
 from homenode.objective import Objective
 from homenode.vm.layout import PRESETS

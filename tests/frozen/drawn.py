@@ -38,8 +38,8 @@ from homenode.measure.results.model import (
     Sample,
     Statistic,
     Switches,
+    Vantage,
 )
-from homenode.measure.results.vantage import Vantage
 from homenode.measure.trial.journal import TrialHead
 from homenode.objective import Objective
 from homenode.plan.auto import LayoutInputs

@@ -14,12 +14,11 @@ import pytest
 
 from homenode.errors import HomenodeError, ParseError, UsageError
 from homenode.machine.snapshot.live import LiveSnapshot
-from homenode.measure.app_metric import read_metric
 from homenode.measure.environment import is_virtual
-from homenode.measure.options import AppCommand
-from homenode.measure.results.model import Switches
+from homenode.measure.model import AppCommand
+from homenode.measure.results.model import Switches, Vantage
 from homenode.measure.results.store import read_run
-from homenode.measure.results.vantage import Vantage
+from homenode.measure.runner import read_metric
 from tests import probe_documents
 from tests.command_line import Result, homenode
 from tests.processes import wait_for_end
@@ -254,7 +253,7 @@ def test_a_dry_run_refuses_what_the_run_would(probe: Path) -> None:
 
 
 def test_a_pattern_that_never_ends_is_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("homenode.measure.app_metric.SEARCH_S", 0.5)
+    monkeypatch.setattr("homenode.measure.runner.SEARCH_S", 0.5)
     order = AppCommand(("true",), r"((?:a+)+)$")
     with pytest.raises(ParseError, match="a match within"):
         read_metric(order, "a" * 60 + "!\n")

@@ -9,12 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from homenode.measure import gpu_power as power
+from homenode.measure import gpu_load_sampling as power
 from homenode.measure import runner
 from homenode.measure.access.machine import LocalMachine
-from homenode.measure.model import SuiteDepth, SuiteGroup, SuiteOptions
-from homenode.measure.options import BenchOptions, BenchOutcome
-from homenode.measure.results.vantage import Vantage
+from homenode.measure.model import BenchOptions, BenchOutcome, SuiteDepth, SuiteGroup, SuiteOptions
+from homenode.measure.results.model import Vantage
 from homenode.process import ProgramResult, ToolTimeoutError
 from tests.bench_machines import FakeMachine
 from tests.measure.test_step_figures import nvbandwidth_text
@@ -179,7 +178,7 @@ class PoweredMachine(GpuMachine):
 def test_power_is_read_during_a_test_and_stored_with_its_gpu(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(power, "EVERY_S", 0.001)
+    monkeypatch.setattr(power, "POWER_EVERY_S", 0.001)
     outcome = run(PoweredMachine(), tmp_path, SuiteGroup.GPU_BANDWIDTH)
     assert outcome.run is not None
     drawn = [one for one in outcome.run.samples if one.metric == "gpu-power"]

@@ -14,10 +14,8 @@ from homenode.cpuset import CpuSet
 from homenode.decide.alternative import group_runs
 from homenode.decide.caveats import find_own_caveats
 from homenode.measure.access.machine import LocalMachine
-from homenode.measure.model import SuiteDepth, SuiteGroup, SuiteOptions
-from homenode.measure.options import BenchOptions, BenchOutcome
-from homenode.measure.results.model import UNSETTLED
-from homenode.measure.results.vantage import Vantage
+from homenode.measure.model import BenchOptions, BenchOutcome, SuiteDepth, SuiteGroup, SuiteOptions
+from homenode.measure.results.model import UNSETTLED, Vantage
 from homenode.measure.runner import run_bench
 from tests.probe_build import allowed_pus, probe_file
 

@@ -18,11 +18,10 @@ from msgspec.structs import replace
 from homenode.errors import ToolError, UsageError
 from homenode.machine.discover.host import discover
 from homenode.measure.access import remote, ssh
-from homenode.measure.access.guest_agent import GuestAgent
 from homenode.measure.access.machine import ScriptOutput
 from homenode.measure.access.remote import RemoteMachine, format_sh_line, run_script
 from homenode.measure.access.ssh import HostKeyError, SshChannel
-from homenode.measure.trial.guest import GuestReach
+from homenode.measure.trial.guest import GuestAgent, GuestReach
 from homenode.process import ToolMissingError, ToolTimeoutError
 from homenode.vm.hypervisor.connection import GuestAccess
 from homenode.vm.hypervisor.virsh import Virsh

@@ -10,11 +10,19 @@ from homenode.bdf import Bdf
 from homenode.cpuset import CpuSet
 from homenode.errors import UsageError
 from homenode.measure import runner
-from homenode.measure.model import PROBE, TORCH, Reader, SuiteDepth, SuiteGroup, SuiteOptions
-from homenode.measure.options import AppCommand, BenchOptions, choose_cpus
+from homenode.measure.model import (
+    PROBE,
+    TORCH,
+    AppCommand,
+    BenchOptions,
+    Reader,
+    SuiteDepth,
+    SuiteGroup,
+    SuiteOptions,
+    choose_cpus,
+)
 from homenode.measure.preparation import prepare_run
-from homenode.measure.results.model import Condition, Switches
-from homenode.measure.results.vantage import Vantage
+from homenode.measure.results.model import Condition, Switches, Vantage
 from homenode.measure.run_directory import DOMAIN, PLAN
 from homenode.plan.stored import read_plan
 from homenode.vm.layout import PRESETS

@@ -13,8 +13,7 @@ from msgspec.structs import replace
 from homenode.errors import HomenodeError, UsageError
 from homenode.measure import runner
 from homenode.measure.experiment import Progress
-from homenode.measure.model import SuiteGroup, SuiteOptions
-from homenode.measure.options import BenchOptions
+from homenode.measure.model import BenchOptions, SuiteGroup, SuiteOptions
 from homenode.measure.results.model import Run
 from homenode.measure.results.store import load_runs, read_run
 from homenode.measure.run_directory import RunDirectory, StepRecord

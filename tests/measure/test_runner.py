@@ -14,11 +14,17 @@ from homenode.errors import ToolError, UsageError
 from homenode.measure import runner
 from homenode.measure.access.machine import Machine
 from homenode.measure.experiment import Progress
-from homenode.measure.model import PROBE, SuiteDepth, SuiteGroup, SuiteOptions
-from homenode.measure.options import AppCommand, BenchOptions, BenchOutcome
-from homenode.measure.results.model import UNSETTLED, Run, Sample
+from homenode.measure.model import (
+    PROBE,
+    AppCommand,
+    BenchOptions,
+    BenchOutcome,
+    SuiteDepth,
+    SuiteGroup,
+    SuiteOptions,
+)
+from homenode.measure.results.model import UNSETTLED, Run, Sample, Vantage
 from homenode.measure.results.store import load_runs, read_run
-from homenode.measure.results.vantage import Vantage
 from homenode.measure.run_directory import RunDirectory, StepRecord
 from homenode.process import ProgramResult, ToolTimeoutError
 from homenode.vm.sources import load_host

@@ -15,7 +15,7 @@ from homenode.machine.tools.torch_report import (
     TorchRun,
     parse,
 )
-from homenode.measure.samples.torch_programs import read_torch_run_results
+from homenode.measure.samples.gpu_tools import read_torch_run_results
 from tests.doc_pages import read_page
 from tests.mutations import MUTATIONS, survives
 

@@ -25,7 +25,7 @@ from homenode.errors import FINDINGS, HostError, ToolError, exclusive, requires
 from homenode.findings import Findings
 from homenode.measure.access.machine import LocalMachine
 from homenode.measure.access.remote import RemoteHost, SshHost
-from homenode.measure.options import BenchOptions, BenchOutcome, check_name
+from homenode.measure.model import BenchOptions, BenchOutcome, check_name
 from homenode.measure.runner import inspect, run_bench
 from homenode.text import command_line, plural
 

@@ -21,10 +21,15 @@ from homenode.cpuset import CpuSet
 from homenode.errors import UsageError, exclusive, requires, unknown
 from homenode.measure.access.ssh import SshChannel
 from homenode.measure.environment import is_virtual
-from homenode.measure.model import SuiteDepth, SuiteGroup, SuiteOptions
-from homenode.measure.options import AppCommand, BenchOptions, check_name
-from homenode.measure.results.model import UNKNOWN_SWITCHES, Switches
-from homenode.measure.results.vantage import Vantage
+from homenode.measure.model import (
+    AppCommand,
+    BenchOptions,
+    SuiteDepth,
+    SuiteGroup,
+    SuiteOptions,
+    check_name,
+)
+from homenode.measure.results.model import UNKNOWN_SWITCHES, Switches, Vantage
 from homenode.measure.trial.prepare import TrialRequest
 from homenode.measure.trial.trial_config import MeasureOptions
 from homenode.objective import Objective

@@ -165,8 +165,7 @@ def write_page(directories: list[str], host: str | None, title: str, output: Pat
 
 def _note_queues(machines: "tuple[ReportedMachine, ...]") -> None:
     """Name the other report for jobs of queues, which have no layout."""
-    from homenode.measure.results.model import Origin
-    from homenode.measure.results.vantage import Vantage
+    from homenode.measure.results.model import Origin, Vantage
 
     heads = [run.head for machine in machines for run in machine.runs]
     if any(head.vantage is Vantage.JOB and head.origin is not Origin.PUBLISHED for head in heads):

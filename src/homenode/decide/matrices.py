@@ -12,8 +12,7 @@ from msgspec import Struct, structs
 from homenode.bdf import Bdf
 from homenode.decide.alternative import Alternative
 from homenode.decide.words import format_value
-from homenode.measure.results.model import SampleKey
-from homenode.measure.results.vantage import Vantage
+from homenode.measure.results.model import SampleKey, Vantage
 
 _PAIR = re.compile(r"(\d{1,6}) to (\d{1,6})", re.ASCII)
 _SEVERAL = ("memory binding", "several nodes")

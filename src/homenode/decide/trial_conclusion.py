@@ -23,8 +23,7 @@ from homenode.decide.sentences import (
     format_sentence,
 )
 from homenode.decide.words import format_change
-from homenode.measure.results.model import Origin, Run
-from homenode.measure.results.vantage import Vantage
+from homenode.measure.results.model import Origin, Run, Vantage
 from homenode.measure.trial.journal import TrialHead
 from homenode.metrics import METRICS
 from homenode.objective import Objective

@@ -1,25 +1,35 @@
-"""LoadSampling: links of GPUs under a copy load, because idle GPUs lower their speed. [I/O]
+"""LoadSampling: links of GPUs under a copy load, and the power of GPUs while a step runs. [I/O]
 
-The load is the first available program: nvbandwidth, rocm-bandwidth-test, homenode's program in a
-Python with PyTorch.
+Idle GPUs lower the speed of their links. The load is the first available program: nvbandwidth,
+rocm-bandwidth-test, homenode's program in a Python with PyTorch.
+
+The power is read by the first installed tool. nvidia-smi and rocm-smi print addresses; amd-smi
+numbers GPUs in its own order. Each prints a table with a head; "N/A" is not a value. Other columns
+have power in their names, too: power_management.
+Sources: nvidia-smi(1); ROCm/rocm_smi_lib, python_smi_tools/rocm_smi.py, showPower; ROCm/amdsmi,
+amdsmi_cli/amdsmi_commands.py, metric_gpu, and amdsmi_logger.py, flatten_dict. amd-smi of ROCm 6 has
+no --power in a VM (amdsmi_parser.py): there nothing is known without rocm-smi.
 """
 
+import csv
+import re
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
 from statistics import median
 
 from msgspec import Struct, field
 from msgspec.structs import replace
 
 from homenode.bdf import Bdf
-from homenode.errors import ToolError, UsageError
+from homenode.errors import ParseError, ToolError, UsageError
 from homenode.machine.discover.readings import parse_link_speed, read_link_width
 from homenode.machine.pci import PciDevice, PciLink
 from homenode.machine.snapshot.protocol import Snapshot
 from homenode.machine.tools import torch_report
 from homenode.machine.topology import Host
-from homenode.measure.access.machine import LocalMachine
+from homenode.measure.access.machine import LocalMachine, Machine
 from homenode.measure.gpu_tests import COPIES
 from homenode.measure.tools_installed import ask_for_torch, run_program
 from homenode.process import ProgramResult, find_program, run
@@ -143,3 +153,80 @@ def _read_current_link(snapshot: Snapshot, bdf: Bdf) -> tuple[float, int] | None
     speed = parse_link_speed((snapshot.read_text(f"{directory}/current_link_speed") or "").strip())
     width = read_link_width(snapshot, f"{directory}/current_link_width")
     return None if speed is None or width is None else (speed, width)
+
+
+POWER_COMMANDS = {
+    argv[0]: argv
+    for argv in (
+        ("nvidia-smi", "--query-gpu=pci.bus_id,power.draw", "--format=csv,nounits"),
+        ("rocm-smi", "--showbus", "--showpower", "--csv"),
+        ("amd-smi", "metric", "--power", "--csv"),
+    )
+}
+POWER_EVERY_S = 1.0
+"""Shorter steps have no result: their GPUs have hardly started."""
+
+_DRAWN = re.compile(r"power\.draw( \[w\])?|socket_power|.*graphics package power \(w\)")
+"""Heads of the columns that have it, in small letters."""
+
+_MAX_READING_S = 10.0
+_MAX_WATTS = 1e5
+
+
+class GpuPower(Struct, frozen=True):
+    """Power of the GPUs while a test ran."""
+
+    watts: float  # median over a step
+    device: Bdf | None = None
+    index: int | None = None  # position in the tool's order, if it has no address
+
+
+def parse_power(text: str) -> Iterator[GpuPower]:
+    """Yield the present power of each GPU that reports it.
+
+    >>> [one.watts for one in parse_power("gpu,socket_power\\n0,141\\n1,N/A\\n")]
+    [141.0]
+    """
+    lines = [line for line in text.splitlines() if "," in line]
+    for row in csv.DictReader(lines, skipinitialspace=True):
+        fields = {name.lower(): value for name, value in row.items() if name and value}
+        address = next((fields[name] for name in fields if name.startswith("pci")), None)
+        watts = next((fields[name] for name in fields if _DRAWN.fullmatch(name)), "")
+        with suppress(ValueError, ParseError):
+            drawn_watts = float(watts)
+            if not 0 < drawn_watts < _MAX_WATTS:
+                continue
+            if address is not None:
+                yield GpuPower(drawn_watts, Bdf.parse(address))
+            else:
+                yield GpuPower(drawn_watts, index=int(fields.get("gpu", "")))
+
+
+@contextmanager
+def sample_power(machine: Machine) -> Iterator[list[GpuPower]]:
+    """Sample the power repeatedly; the list has the medians after the block."""
+    powers: list[GpuPower] = []
+    taken: dict[tuple[Bdf | None, int | None], list[float]] = {}
+    programs = machine.find_installed(POWER_COMMANDS)
+    tool = next((name for name in POWER_COMMANDS if name in programs), None)
+    if tool is None:
+        yield powers
+        return
+    end_event = threading.Event()
+
+    def sample() -> None:
+        # If a tool fails, there is no result, and the step continues.
+        with suppress(ToolError, csv.Error):
+            while not end_event.wait(POWER_EVERY_S):
+                text = machine.run(POWER_COMMANDS[tool], _MAX_READING_S).stdout_or_raise()
+                for reading in () if end_event.is_set() else parse_power(text):
+                    taken.setdefault((reading.device, reading.index), []).append(reading.watts)
+
+    with ThreadPoolExecutor(1) as pool:
+        sampler = pool.submit(sample)
+        try:
+            yield powers
+        finally:
+            end_event.set()
+        sampler.result()
+    powers += [GpuPower(median(watts), *key) for key, watts in taken.items()]

@@ -21,8 +21,17 @@ from homenode.machine.pci import DeviceKind
 from homenode.machine.snapshot.protocol import Snapshot
 from homenode.machine.topology import Host
 from homenode.measure.environment import is_emulated_cpu
-from homenode.measure.model import CONTROLS, PROBE, BenchTest, Reader, Suite, SuiteGroup
-from homenode.measure.options import AppCommand, BenchOptions, choose_cpus
+from homenode.measure.model import (
+    CONTROLS,
+    PROBE,
+    AppCommand,
+    BenchOptions,
+    BenchTest,
+    Reader,
+    Suite,
+    SuiteGroup,
+    choose_cpus,
+)
 from homenode.measure.results.model import (
     CPU_ONLY,
     UNKNOWN_SWITCHES,
@@ -31,11 +40,11 @@ from homenode.measure.results.model import (
     Origin,
     RunHead,
     Switches,
+    Vantage,
     host_kind,
     list_hardware,
     name_system,
 )
-from homenode.measure.results.vantage import Vantage
 from homenode.measure.run_directory import RunRecord
 from homenode.measure.suite import ShownGpus, build_suite
 from homenode.process import install_hint

@@ -25,9 +25,8 @@ from homenode.errors import InputError, UsageError
 from homenode.findings import Finding, Gap
 from homenode.measure.environment import Environment
 from homenode.measure.experiment import ExperimentJournal
-from homenode.measure.gpu_power import GpuPower
-from homenode.measure.model import BenchTest
-from homenode.measure.options import AppCommand
+from homenode.measure.gpu_load_sampling import GpuPower
+from homenode.measure.model import AppCommand, BenchTest
 from homenode.measure.results.model import Run, RunHead
 from homenode.measure.results.store import FILE, read_head_line, run_directory, run_text
 from homenode.text import command_line

@@ -8,6 +8,8 @@ anew, and is another boot in comparisons.
 """
 
 import os
+import re
+import sys
 import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
@@ -24,8 +26,6 @@ from homenode.machine.snapshot.protocol import Snapshot
 from homenode.machine.topology import Host
 from homenode.measure.access.machine import LocalMachine, Machine
 from homenode.measure.access.remote import RemoteHost, RemoteMachine
-from homenode.measure.app_metric import MAX_KEPT as MAX_APP_OUTPUT
-from homenode.measure.app_metric import check_metric, read_metric
 from homenode.measure.derived_run import DerivedRun, derive_run, read_bench_step, schedule_of
 from homenode.measure.environment import Environment, IdleReadings, preflight, read_environment
 from homenode.measure.experiment import (
@@ -37,11 +37,17 @@ from homenode.measure.experiment import (
     list_remaining,
     run_tasks,
 )
-from homenode.measure.gpu_power import GpuPower, sample_power
-from homenode.measure.model import BenchTest, Reader
-from homenode.measure.options import BenchOptions, BenchOutcome, check_name
+from homenode.measure.gpu_load_sampling import GpuPower, sample_power
+from homenode.measure.model import (
+    AppCommand,
+    BenchOptions,
+    BenchOutcome,
+    BenchTest,
+    Reader,
+    check_name,
+)
 from homenode.measure.preparation import PreparedRun, prepare_run, read_affinity, read_allowed_nodes
-from homenode.measure.results.vantage import Vantage
+from homenode.measure.results.model import Vantage
 from homenode.measure.run_directory import (
     DOMAIN,
     HOST,
@@ -67,10 +73,73 @@ from homenode.measure.tools_installed import (
     run_program,
 )
 from homenode.plan.stored import encode_plan
-from homenode.process import ProgramResult, ToolMissingError, ToolTimeoutError
+from homenode.process import ProgramResult, ToolMissingError, ToolTimeoutError, run
 from homenode.safe.durable import PRIVATE
 from homenode.vm.domain.read import read_running_domain
 from homenode.vm.plan import Plan
+
+SEARCH_S = 20.0
+MAX_LINE = 4096
+"""Characters of a line that are looked at."""
+
+MAX_APP_OUTPUT = 16 << 20
+"""Characters of an output that are kept and searched, its end: a long run prints the result
+there."""
+
+_SOURCE = "--metric"
+_COMMA_OF_THOUSANDS = re.compile(r"(?<=\d),(?=\d{3}(?!\d))")
+_SEARCH = (
+    "import re, sys\n"
+    "pattern = re.compile(sys.argv[1])\n"
+    "found = None\n"
+    "for line in sys.stdin:\n"
+    f"    match = pattern.search(line[:{MAX_LINE}].rstrip('\\n'))\n"
+    "    if match and match[1] is not None:\n"
+    "        found = match[1]\n"
+    "print('' if found is None else found)\n"
+)
+
+
+def check_metric(pattern: str) -> None:
+    """Raise UsageError unless the pattern is a regular expression with one group."""
+    try:
+        groups = re.compile(pattern).groups
+    except (re.error, RecursionError, OverflowError) as error:
+        raise UsageError(f"--metric: expected a regular expression, found: {error}") from None
+    if groups != 1:
+        raise UsageError(
+            f"--metric {pattern}: expected one group around the number, found {groups}",
+            hint=r"such as --metric 'images/s: ([0-9.]+)'",
+        )
+
+
+def read_metric(order: AppCommand, output: str) -> float:
+    """Return the last match in an output. Raises ParseError for no match, no number, no end.
+
+    The search runs in a separate process: a pattern such as (a+)+$ may never end on one line."""
+    text = output[-MAX_APP_OUTPUT:]
+    try:
+        # isolated: modules of the working directory are not imported
+        argv = [sys.executable, "-I", "-c", _SEARCH, order.metric]
+        ended = run(argv, SEARCH_S, text, environment={"PYTHONIOENCODING": "utf-8:surrogateescape"})
+    except ToolTimeoutError:
+        raise ParseError(
+            _SOURCE,
+            f"a match within {SEARCH_S:g} s",
+            "none so far",
+            hint="repeats within repeats, such as (a+)+, take exponential time",
+        ) from None
+    word = _COMMA_OF_THOUSANDS.sub("", ended.stdout_or_raise().strip())
+    if not word:
+        raise ParseError(_SOURCE, f"a line that matches {order.metric}", output[-200:].strip())
+    try:
+        value = float(word)
+    except ValueError:
+        raise ParseError(_SOURCE, "a number in its group", word) from None
+    if not 0 < value < float("inf"):
+        raise ParseError(_SOURCE, "a number above zero", word)
+    return value
+
 
 IDLE_S = 1.0
 """Idle time before the first step, in which the load of other programs is measured."""

@@ -27,11 +27,11 @@ from homenode.machine.tools.numactl import bound_by_command
 from homenode.machine.tools.nvbandwidth import TABLE_LINE, NvbandwidthDevice, NvbandwidthRun
 from homenode.machine.topology import Host
 from homenode.measure.importers import NAMES
-from homenode.measure.model import BenchTest, Reader, SuiteGroup
-from homenode.measure.options import AppCommand
+from homenode.measure.model import AppCommand, BenchTest, Reader, SuiteGroup
 from homenode.measure.results.model import Condition, Sample
-from homenode.measure.samples import gpu_tools, torch_programs
+from homenode.measure.samples import gpu_tools
 from homenode.measure.samples.gpu_tools import (
+    COPYING_THREAD,
     Binding,
     check_flat_curve,
     find_half_peak,
@@ -47,7 +47,6 @@ from homenode.measure.samples.sample import (
     read_from_text,
     sample,
 )
-from homenode.measure.samples.torch_programs import COPYING_THREAD
 from homenode.measure.suite import BY_BUS, select_gpus
 
 _WATCHED = re.compile(r"^# homenode watched:((?: \d{1,9}:\d{1,9}){0,4096})$", re.M | re.ASCII)
@@ -119,14 +118,12 @@ def _read_nccl(test: BenchTest, text: str, host: Host) -> MeasuredSamples:
 
 def _read_torch(test: BenchTest, text: str, host: Host) -> MeasuredSamples:
     runs = torch_report.parse(text)
-    results = torch_programs.read_torch_run_results(runs)
+    results = gpu_tools.read_torch_run_results(runs)
     if test.group is not SuiteGroup.NCCL:
         return results
     run = next((run for run in runs if run.rows), None)
     return (
-        results
-        if run is None
-        else _add_collective(results, torch_programs.convert_to_nccl(run), test)
+        results if run is None else _add_collective(results, gpu_tools.convert_to_nccl(run), test)
     )
 
 
@@ -346,7 +343,7 @@ _OF_SUITE = (
     ToolOutput(
         Reader.TORCH,
         _TORCH,
-        read_from_text(torch_report.parse, torch_programs.read_torch_run_results),
+        read_from_text(torch_report.parse, gpu_tools.read_torch_run_results),
         _read_torch,
     ),
 )

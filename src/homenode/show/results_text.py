@@ -42,7 +42,7 @@ from homenode.doc import Cell, Doc, Part, Section, Table, Text
 from homenode.findings import Caveat, Gap
 from homenode.measure.derived_run import schedule_of
 from homenode.measure.gpu_tests import TOPOLOGY_FILE
-from homenode.measure.options import BenchOutcome
+from homenode.measure.model import BenchOutcome
 from homenode.measure.results.placement_states import parse_latency_ns
 from homenode.measure.run_directory import RunRecord
 from homenode.metrics import METRICS, find_metric

@@ -7,7 +7,7 @@ from msgspec import Struct
 
 from homenode.cli.arguments import AfterOption, ConnectOption, ForceOption, HostOption, JsonOption
 from homenode.cli.command import IncludeFields, OptionGroup
-from homenode.measure.results.vantage import Vantage
+from homenode.measure.results.model import Vantage
 from homenode.objective import Objective
 from homenode.option import Arg, Flag, Opt
 from homenode.units import parse_duration

@@ -26,8 +26,7 @@ from homenode.measure.experiment import (
     TaskStatus,
     run_tasks,
 )
-from homenode.measure.model import SuiteGroup, SuiteOptions
-from homenode.measure.options import BenchOptions
+from homenode.measure.model import BenchOptions, SuiteGroup, SuiteOptions
 from homenode.measure.results.store import read_finished, run_named
 from homenode.measure.runner import run_bench
 from homenode.measure.trial.boot_steps import (

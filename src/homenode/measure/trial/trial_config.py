@@ -10,10 +10,8 @@ from msgspec.structs import replace
 
 from homenode.cpuset import CpuSet
 from homenode.measure.experiment import ScheduledTask, schedule
-from homenode.measure.model import SuiteOptions
-from homenode.measure.options import AppCommand, BenchOptions
-from homenode.measure.results.model import UNKNOWN_SWITCHES, Condition, Switches
-from homenode.measure.results.vantage import Vantage
+from homenode.measure.model import AppCommand, BenchOptions, SuiteOptions
+from homenode.measure.results.model import UNKNOWN_SWITCHES, Condition, Switches, Vantage
 from homenode.vm.domain.copy import WritableDisk
 from homenode.vm.hypervisor.connection import ANSWER_S, STOP_S, GuestAccess
 from homenode.vm.layout import PRESETS

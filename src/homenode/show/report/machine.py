@@ -29,8 +29,7 @@ from homenode.doc import Gallery, Items, Part, Picture, Section, Span, Table, Te
 from homenode.findings import Caveat, Finding, Severity
 from homenode.machine.pci import DeviceKind
 from homenode.machine.topology import Host
-from homenode.measure.results.model import UNKNOWN_SWITCHES, Origin, Run
-from homenode.measure.results.vantage import Vantage
+from homenode.measure.results.model import UNKNOWN_SWITCHES, Origin, Run, Vantage
 from homenode.show.device_groups import find_device_model, format_link, format_links
 from homenode.show.host_groups import format_host_counts
 from homenode.show.svg_canvas import number_series

@@ -23,9 +23,9 @@ from homenode.cluster.slurm.tools.slurm_nodes import ClusterNode
 from homenode.cpuset import CpuSet, NodeIndex
 from homenode.errors import UsageError, out_of_range, requires, unknown
 from homenode.machine.topology import Host, NumaNode
-from homenode.measure.app_metric import check_metric
 from homenode.measure.experiment import order_by_seed
 from homenode.measure.model import SuiteGroup
+from homenode.measure.runner import check_metric
 from homenode.package_data import read_package_text
 from homenode.text import plural
 

@@ -335,3 +335,12 @@ def test_applying_again_keeps_vcpus_that_share_cores(
     for shown in (b"", TOPOLOGY % (vcpus // 2)):
         once = applied(document(vcpus, gib, shown), options, host)
         assert applied(once, options, host) == once
+
+
+def test_a_nic_that_a_gpu_of_unknown_node_brings_places_the_vm() -> None:
+    """On the NIC's node, as when it is a device of the definition the second time."""
+    host = load_host("x86-2p2n8c16t-gpu-node-unknown")
+    options = PlanOptions("pin-numa", devices=(Bdf(0, 0x81, 0, 0),), with_nics=True)
+    once = plan_file(document(1, 2), "vm.xml", options, host)
+    assert list(once.plan.nodes) == [1]
+    assert applied(once.document, options, host) == once.document

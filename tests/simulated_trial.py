@@ -18,10 +18,9 @@ from homenode.machine.snapshot.protocol import MemorySnapshot, Snapshot
 from homenode.machine.topology import Host
 from homenode.measure.access.machine import Machine
 from homenode.measure.model import SuiteDepth, SuiteGroup, SuiteOptions
-from homenode.measure.trial.journal import BOOT, TrialHead, TrialJournal
+from homenode.measure.trial.journal import BOOT, MeasureOptions, TrialHead, TrialJournal
 from homenode.measure.trial.prepare import TrialRequest, preflight, prepare, reopen
 from homenode.measure.trial.runner import Trial, run_trial
-from homenode.measure.trial.trial_config import MeasureOptions
 from homenode.process import ProgramResult
 from homenode.vm.hypervisor.connection import GuestAccess
 from homenode.vm.hypervisor.virsh import Virsh

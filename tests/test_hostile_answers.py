@@ -13,8 +13,7 @@ import pytest
 from homenode.change.journal import ChangeHead
 from homenode.check.verify.live.capture import _parse_bytes
 from homenode.errors import HomenodeError, HostError, InputError, ParseError, ToolError
-from homenode.formats import decode, decode_head, decode_journal
-from homenode.json_text import NotJsonError, decode_json
+from homenode.formats import NotJsonError, decode, decode_head, decode_journal, decode_json
 from homenode.machine.description.parse import parse_description
 from homenode.machine.discover.host import discover
 from homenode.machine.tools import lspci, numactl
@@ -131,7 +130,7 @@ def test_json_is_read_with_its_limits_everywhere() -> None:
     """A reader that forgets the recursion limit ends in a traceback."""
     broken = []
     for path in FILES:
-        if path.parent.name in ("programs", "files") or path.name == "json_text.py":
+        if path.parent.name in ("programs", "files") or path.name == "formats.py":
             continue  # what is sent runs alone, and reads what its sender wrote
         for node in nodes(path):
             if not isinstance(node, ast.Try):

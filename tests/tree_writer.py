@@ -9,7 +9,7 @@ def write_tree(snapshot: MemorySnapshot, directory: Path) -> None:
     """Writes every file and link below a directory, which must be new or empty.
 
     lstopo reads it with HWLOC_FSROOT=directory; tool outputs are in commands/NAME, where
-    machine/snapshot/live.py looks for them.
+    machine/snapshot/store.py looks for them.
     """
     for parent in {path.rpartition("/")[0] for path in (*snapshot.files, *snapshot.links)}:
         (directory / parent.lstrip("/")).mkdir(parents=True, exist_ok=True)

@@ -16,7 +16,7 @@ from homenode.errors import HomenodeError
 from homenode.findings import Findings
 from homenode.machine.topology import Host
 from homenode.measure.results.model import Run
-from homenode.objective import Objective
+from homenode.metrics import Objective
 from homenode.plan.pipeline import PlannedFile
 from homenode.vm.plan import Plan, Unplannable
 from homenode.vm.plan_options import AUTO, PlanOptions, reject_objective
@@ -133,8 +133,7 @@ def load_results(*directories: str) -> tuple[Run, ...]:
 def result_rows(*directories: str) -> list[dict[str, Any]]:
     """Return every result as a row for pandas.DataFrame; see docs/reference/formats/rows.md."""
     from homenode.show.report.inputs import gather
-    from homenode.show.report.machine import build_machines
-    from homenode.show.report.rows import list_rows
+    from homenode.show.report.machine import build_machines, list_rows
 
     inputs = gather(list(directories), ())
     machines = build_machines(inputs.runs, inputs.stored, inputs.hosts)

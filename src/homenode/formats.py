@@ -1,4 +1,5 @@
-"""Formats: the only codec for stored data, as JSON with a kind and a version.
+"""Formats: the only codec for stored data, as JSON with a kind and a version, and the parser of
+JSON of guests, tools and files, which no input can crash.
 
 A document, or the first line of a file of lines, begins with "format": "homenode.<kind>/<version>".
 Fields are the record's own, sets of CPUs are lists such as "0-3,8", PCI addresses are texts.
@@ -8,16 +9,46 @@ docs/reference/formats documents each kind.
 
 import json
 from functools import lru_cache
-from typing import Any, TypeVar
+from threading import RLock
+from typing import Any, TypeVar, overload
 
 import msgspec
 
 from homenode.bdf import PciAddress
 from homenode.cpuset import CpuSet
 from homenode.errors import HomenodeError, InputError
-from homenode.json_text import TYPES, NotJsonError, decode_json
 
 T = TypeVar("T")
+
+TYPES = RLock()
+"""Lock for what makes msgspec look at a type: it stores what it knows of one before it is whole,
+and a second thread that meets the type then ends the process with SIGSEGV. Seen with 0.22.0."""
+
+
+class NotJsonError(ValueError):
+    """Not JSON, not UTF-8, nested too deep, or not of the requested type."""
+
+
+@overload
+def decode_json(text: str | bytes) -> Any: ...
+@overload
+def decode_json(text: str | bytes, record_type: type[T]) -> T: ...
+def decode_json(text: str | bytes, record_type: Any = Any) -> Any:
+    """Return the value of a text. Raises NotJsonError, with the fault.
+
+    >>> decode_json("[" * 100_000)
+    Traceback (most recent call last):
+    homenode.formats.NotJsonError: nested too deep
+    """
+    try:
+        with TYPES:
+            return msgspec.json.decode(text, type=record_type)
+    except RecursionError:
+        raise NotJsonError("nested too deep") from None
+    except (msgspec.DecodeError, UnicodeError) as error:
+        raise NotJsonError(str(error) if text.strip() else "nothing") from None
+
+
 H = TypeVar("H")
 
 VERSIONS = dict.fromkeys(

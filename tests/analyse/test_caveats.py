@@ -41,8 +41,7 @@ from homenode.measure.results.model import (
     Switches,
     Vantage,
 )
-from homenode.metrics import METRICS
-from homenode.objective import Objective
+from homenode.metrics import METRICS, Objective
 from homenode.package_data import read_package_text
 from homenode.vm.layout import PRESETS, Siblings
 from homenode.vm.sources import load_host

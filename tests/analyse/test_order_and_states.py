@@ -24,7 +24,7 @@ from homenode.measure.results.model import (
     Switches,
     Vantage,
 )
-from homenode.objective import Objective
+from homenode.metrics import Objective
 from homenode.vm.layout import PRESETS
 from tests.seeds import draws
 

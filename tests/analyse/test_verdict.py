@@ -46,7 +46,7 @@ from homenode.measure.results.model import (
     host_kind,
 )
 from homenode.measure.trial.journal import TrialHead
-from homenode.objective import Objective
+from homenode.metrics import Objective
 from homenode.vm.layout import PRESETS
 from homenode.vm.sources import load_host
 from tests.published_runs import PUBLISHED_RUNS, runs_of

@@ -37,7 +37,7 @@ from homenode.change.apply.live_pins import (
 )
 from homenode.change.apply.store import DomainStore, compute_sha256, list_saved_originals
 from homenode.change.journal import ChangeEntry, ChangeState, default_root
-from homenode.change.paused_start import PausedStart, end_paused, open_paused_journal
+from homenode.check.verify.start import PausedStart, end_paused, open_paused_journal
 from homenode.cpuset import CpuSet
 from homenode.errors import HostError, InputError, ToolError, UsageError
 from homenode.safe.durable import make_part_name

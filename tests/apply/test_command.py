@@ -11,7 +11,7 @@ import pytest
 
 from homenode.change.apply.store import DomainStore
 from homenode.change.journal import default_root
-from homenode.change.paused_start import PausedStart, open_paused_journal
+from homenode.check.verify.start import PausedStart, open_paused_journal
 from homenode.cli.arguments.place import PlanArguments, RestoreArguments
 from homenode.cli.plan import plan
 from homenode.cli.restore import restore as work

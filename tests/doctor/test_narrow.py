@@ -4,8 +4,7 @@ import pytest
 from msgspec.structs import replace
 
 from homenode.bdf import Bdf
-from homenode.check.doctor.copies import copy_findings
-from homenode.check.doctor.links import check_links
+from homenode.check.doctor.links import check_links, copy_findings
 from homenode.findings import Severity
 from homenode.machine.discover.lspci import host_from_lspci
 from homenode.machine.pci import DeviceKind

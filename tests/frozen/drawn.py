@@ -41,7 +41,7 @@ from homenode.measure.results.model import (
     Vantage,
 )
 from homenode.measure.trial.journal import TrialHead
-from homenode.objective import Objective
+from homenode.metrics import Objective
 from homenode.plan.auto import LayoutInputs
 from homenode.plan.planner import plan
 from homenode.plan.stored import domain_of_plan

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from homenode.errors import HomenodeError, ParseError, UsageError
-from homenode.machine.snapshot.live import LiveSnapshot
+from homenode.machine.snapshot.store import LiveSnapshot
 from homenode.measure.environment import is_virtual
 from homenode.measure.model import AppCommand
 from homenode.measure.results.model import Switches, Vantage

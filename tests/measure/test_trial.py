@@ -26,6 +26,7 @@ from homenode.measure.results.model import Run
 from homenode.measure.results.store import read_run
 from homenode.measure.trial.boot_steps import TrialDomain
 from homenode.measure.trial.journal import (
+    BARE,
     BOOT,
     LAYOUT,
     EntryKind,
@@ -35,8 +36,7 @@ from homenode.measure.trial.journal import (
 )
 from homenode.measure.trial.prepare import find_latest_trial, preflight
 from homenode.measure.trial.runner import get_outcome_code, run_trial, schedule_steps
-from homenode.measure.trial.trial_config import BARE
-from homenode.objective import Objective
+from homenode.metrics import Objective
 from homenode.vm.hypervisor.virsh import Virsh
 from homenode.vm.sources import load_host
 from tests.apply_documents import NAME, ORIGINAL

@@ -10,8 +10,14 @@ from homenode.errors import InputError, UsageError
 from homenode.machine.pci import DeviceKind
 from homenode.machine.topology import RunningDomain
 from homenode.measure.trial.fitting import fit
-from homenode.measure.trial.journal import KIND, EntryKind, TrialEntry, TrialHead, summarize_entries
-from homenode.measure.trial.trial_config import schedule_trial
+from homenode.measure.trial.journal import (
+    KIND,
+    EntryKind,
+    TrialEntry,
+    TrialHead,
+    schedule_trial,
+    summarize_entries,
+)
 from homenode.vm.plan_options import PlanOptions
 from homenode.vm.sources import load_host
 from tests.apply_documents import NAME, ORIGINAL

@@ -11,7 +11,7 @@ from msgspec import structs
 from homenode.decide.machine_facts import find_machines, group_runs_by_machine
 from homenode.doc import Gallery, Items, Section, Text, format_plain, spans
 from homenode.measure.results.model import Run
-from homenode.show.effect_dots import EffectDot, EffectGroup, EffectRow, has_lines
+from homenode.show.bars import EffectDot, EffectGroup, EffectRow, has_lines
 from homenode.show.html import render_page
 from homenode.show.report.across import build_across_pictures, link_speeds
 from homenode.show.report.answer import answer_section, answer_text, format_counts, list_advice

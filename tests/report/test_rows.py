@@ -13,8 +13,7 @@ from msgspec.structs import replace
 from homenode.cli import terminal
 from homenode.measure.results.model import Run
 from homenode.process import run
-from homenode.show.report.machine import StoredRun, build_machines
-from homenode.show.report.rows import COLUMNS, format_csv, list_rows
+from homenode.show.report.machine import COLUMNS, StoredRun, build_machines, format_csv, list_rows
 from tests.report_runs import full_results, full_run, report
 
 

@@ -30,9 +30,9 @@ from homenode.measure.model import (
     check_name,
 )
 from homenode.measure.results.model import UNKNOWN_SWITCHES, Switches, Vantage
+from homenode.measure.trial.journal import MeasureOptions
 from homenode.measure.trial.prepare import TrialRequest
-from homenode.measure.trial.trial_config import MeasureOptions
-from homenode.objective import Objective
+from homenode.metrics import Objective
 from homenode.plan.stored import read_plan
 from homenode.process import find_program
 from homenode.safe.input_files import read_input
@@ -185,7 +185,7 @@ def _find_vantage(elsewhere: "Snapshot | None", *, has_plan: bool) -> Vantage:
 
 
 def _is_virtual(elsewhere: "Snapshot | None") -> bool:
-    from homenode.machine.snapshot.live import LiveSnapshot
+    from homenode.machine.snapshot.store import LiveSnapshot
 
     return is_virtual(elsewhere or LiveSnapshot())
 

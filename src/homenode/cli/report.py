@@ -41,7 +41,7 @@ from homenode.formats import encode
 from homenode.machine.topology import Host
 from homenode.measure.imported_files import load_sources
 from homenode.measure.results.model import Run
-from homenode.objective import Objective
+from homenode.metrics import Objective
 from homenode.show.results_text import MAX_IN_FULL, format_comparison
 from homenode.vm.sources import load_host
 
@@ -141,7 +141,7 @@ def report(arguments: ReportArguments) -> None:
         elif output != STANDARD_OUTPUT:
             note_written(output)
     if arguments.csv or arguments.json:
-        from homenode.show.report.rows import format_csv, format_json, list_rows
+        from homenode.show.report.machine import format_csv, format_json, list_rows
 
         rows = [row for machine in machines for row in list_rows(machine)]
         if arguments.csv:

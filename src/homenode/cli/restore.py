@@ -16,7 +16,7 @@ from homenode.change.apply.definition import (
 from homenode.change.apply.live_pins import preview_restore_live_pins, restore_live_pins
 from homenode.change.apply.store import DomainStore
 from homenode.change.journal import ChangeState, lock_host, lock_of_one_user
-from homenode.change.paused_start import end_paused, open_paused_journal
+from homenode.check.verify.start import end_paused, open_paused_journal
 from homenode.cli.arguments.place import RestoreArguments
 from homenode.cli.terminal import (
     ask,
@@ -117,8 +117,8 @@ def _format_change(before: bytes, after: bytes) -> str:
 def _list_open() -> None:
     """List applies, retrains, tool set-ups and trials of this user on this host."""
     from homenode.change.apply.store import journals_of_domains
-    from homenode.change.paused_start import list_paused_journals
     from homenode.change.retrain.execution import retrain_journals
+    from homenode.check.verify.start import list_paused_journals
     from homenode.measure.tool_setup import setup_journals
     from homenode.measure.trial.journal import TrialJournal, list_trials
 

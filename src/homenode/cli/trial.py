@@ -54,6 +54,7 @@ from homenode.measure.suite import build_suite
 from homenode.measure.trial.boot_steps import TrialDomain
 from homenode.measure.trial.guest import GuestReach, format_command
 from homenode.measure.trial.journal import (
+    BARE,
     EntryKind,
     StoredTrial,
     TrialEntry,
@@ -72,8 +73,7 @@ from homenode.measure.trial.runner import (
     run_trial,
     schedule_steps,
 )
-from homenode.measure.trial.trial_config import BARE
-from homenode.objective import Objective
+from homenode.metrics import Objective
 from homenode.plan.auto import suggest_objective
 from homenode.show.explain import explain
 from homenode.show.plan_text import format_reserved

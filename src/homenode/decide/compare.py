@@ -36,10 +36,10 @@ from homenode.metrics import (
     TWO_STATES,
     UNCOMPARED,
     Metric,
+    Objective,
     find_metric,
     list_primaries,
 )
-from homenode.objective import Objective
 from homenode.text import plural
 
 SeriesByLabel = Mapping[str, Mapping[SeriesKey, Series]]

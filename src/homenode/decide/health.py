@@ -5,7 +5,6 @@ import statistics
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
-from homenode.decide.words import format_value
 from homenode.findings import Finding, Severity, finding
 from homenode.measure.results.model import COLLECTIVE_GPUS, Origin, Run, RunHead
 from homenode.measure.results.sweep import (
@@ -15,7 +14,7 @@ from homenode.measure.results.sweep import (
     fit_flat,
     fit_sweep,
 )
-from homenode.objective import Objective
+from homenode.metrics import Objective, format_value
 from homenode.units import parse_whole
 
 LOW_COPY_BYTES_PER_S = 8e9

@@ -19,10 +19,8 @@ from homenode.decide.comparison import (
     make_caveat,
 )
 from homenode.decide.summary import Series, SeriesKey, headline_series
-from homenode.decide.words import format_bounds
 from homenode.findings import Caveat
-from homenode.metrics import METRICS, Metric, list_primaries
-from homenode.objective import Objective
+from homenode.metrics import METRICS, Metric, Objective, format_bounds, list_primaries
 
 SHOWN_LOSS = 0.10
 """A loss that intervals must exclude for an alternative to be as good as the best."""

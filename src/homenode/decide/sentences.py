@@ -9,11 +9,9 @@ from homenode.decide.comparison import FEW_BOOTS, PRINTED, EvidenceLevel
 from homenode.decide.machine_facts import assign_runs, collect_host_facts
 from homenode.decide.ranking import MetricRank, RankedResult
 from homenode.decide.recommendation import Reason, ReasonId, Recommendation, decide
-from homenode.decide.words import format_bounds, format_change
 from homenode.machine.topology import Host
 from homenode.measure.results.model import Run
-from homenode.metrics import METRICS, format_titles
-from homenode.objective import Objective
+from homenode.metrics import METRICS, Objective, format_bounds, format_change, format_titles
 from homenode.plan.auto import UNMEASURED, Choose, LayoutChoice, LayoutInputs, choose_layout
 from homenode.text import plural
 from homenode.vm.layout import PRESETS

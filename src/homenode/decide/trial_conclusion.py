@@ -22,11 +22,9 @@ from homenode.decide.sentences import (
     format_layout_name,
     format_sentence,
 )
-from homenode.decide.words import format_change
 from homenode.measure.results.model import Origin, Run, Vantage
 from homenode.measure.trial.journal import TrialHead
-from homenode.metrics import METRICS
-from homenode.objective import Objective
+from homenode.metrics import METRICS, Objective, format_change
 from homenode.text import command_line
 from homenode.vm.hypervisor.connection import DEFAULT
 

@@ -37,7 +37,6 @@ from homenode.decide.sentences import (
     format_sentence,
 )
 from homenode.decide.summary import Series, SeriesKey, choose_headline
-from homenode.decide.words import format_bounds, format_change, format_value
 from homenode.doc import Cell, Doc, Part, Section, Table, Text
 from homenode.findings import Caveat, Gap
 from homenode.measure.derived_run import schedule_of
@@ -45,7 +44,7 @@ from homenode.measure.gpu_tests import TOPOLOGY_FILE
 from homenode.measure.model import BenchOutcome
 from homenode.measure.results.placement_states import parse_latency_ns
 from homenode.measure.run_directory import RunRecord
-from homenode.metrics import METRICS, find_metric
+from homenode.metrics import METRICS, find_metric, format_bounds, format_change, format_value
 from homenode.text import command_line, format_duration, plural, shorten_list
 from homenode.units import format_bytes
 from homenode.vm.layout import PRESETS

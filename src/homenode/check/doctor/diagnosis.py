@@ -6,13 +6,14 @@ from typing import TYPE_CHECKING
 from msgspec import Struct, field, structs
 
 from homenode.bdf import Bdf
-from homenode.check.doctor.copies import check_errors, copy_findings
 from homenode.check.doctor.devices import check_devices, has_peers
 from homenode.check.doctor.host_settings import check_layout, check_settings
 from homenode.check.doctor.links import (
+    check_errors,
     check_links,
     check_silent_devices,
     check_unknown_links,
+    copy_findings,
     cut_listing_findings,
 )
 from homenode.check.doctor.peer_paths import check_peers
@@ -72,8 +73,8 @@ def diagnose(
         findings += [*check_peers(host), *check_settings(host, None)]
         return Findings(checked=tuple(areas), findings=sort_findings(findings))
     # Imported only here, because a check of a host alone does not need it.
-    from homenode.check.domain.diagnosis import check_domain, list_domain_checks, locate
     from homenode.check.domain.memory import is_bound_by_numad
+    from homenode.check.domain.verification import check_domain, list_domain_checks, locate
     from homenode.vm.domain.read import build_vm
     from homenode.vm.targets.target import findings_for
 

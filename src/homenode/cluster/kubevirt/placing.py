@@ -21,7 +21,7 @@ from homenode.cluster.kubevirt.vmi import Vmi, read_vmi
 from homenode.cpuset import CpuSet, NodeIndex
 from homenode.errors import HomenodeError, UsageError
 from homenode.findings import Gap
-from homenode.json_text import NotJsonError, decode_json
+from homenode.formats import NotJsonError, decode_json
 from homenode.machine.pci import DeviceKind, PciDevice
 from homenode.machine.snapshot.protocol import Snapshot
 from homenode.machine.topology import Host

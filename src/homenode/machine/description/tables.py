@@ -16,7 +16,7 @@ from msgspec.structs import fields
 from homenode.bdf import Bdf
 from homenode.cpuset import CpuSet
 from homenode.errors import InputError, ParseError, find_near
-from homenode.json_text import TYPES
+from homenode.formats import TYPES
 from homenode.machine.link_path import SPEEDS
 from homenode.machine.pci import LinkKind, PartKind, PciLink
 from homenode.machine.topology import LOCAL_DISTANCE, CoreKind, Host, HostSummary

@@ -14,7 +14,7 @@ import msgspec
 from msgspec import Struct
 
 from homenode.errors import HomenodeError, HostError, ToolError
-from homenode.json_text import NotJsonError, decode_json
+from homenode.formats import NotJsonError, decode_json
 from homenode.measure.access.machine import Channel, Machine, ScriptOutput
 from homenode.measure.access.remote import RemoteMachine
 from homenode.measure.access.ssh import HostKeyError, SshChannel

@@ -17,15 +17,16 @@ from homenode.measure.trial.boot_steps import ORIGINAL
 from homenode.measure.trial.copying import PreparedCopy, prepare_copy
 from homenode.measure.trial.fitting import PlannedLayout, find_short_memory, fit, remove_domain
 from homenode.measure.trial.journal import (
+    MeasureOptions,
     StoredTrial,
+    TrialConfig,
     TrialHead,
     TrialJournal,
     list_names,
     list_trials,
 )
 from homenode.measure.trial.runner import TrialSetup, TunedCopy, is_emulated
-from homenode.measure.trial.trial_config import MeasureOptions, TrialConfig
-from homenode.objective import Objective
+from homenode.metrics import Objective
 from homenode.plan.stored import encode_plan, read_plan
 from homenode.process import find_program, install_hint
 from homenode.text import command_line

@@ -42,19 +42,17 @@ from homenode.measure.trial.copying import PreparedCopy
 from homenode.measure.trial.fitting import find_new_obstacles, remove_domain
 from homenode.measure.trial.guest import GuestConnector, boot_of, format_command, wait_for_answer
 from homenode.measure.trial.journal import (
+    BARE,
     BOOT,
     COPY,
     STATES,
     EntryKind,
+    MeasureOptions,
+    TrialConfig,
     TrialEntry,
     TrialHead,
     TrialJournal,
     TrialState,
-)
-from homenode.measure.trial.trial_config import (
-    BARE,
-    MeasureOptions,
-    TrialConfig,
     boot_orders,
     run_name,
     schedule_trial,

@@ -6,9 +6,8 @@ from homenode.decide.comparison import Outcome
 from homenode.decide.ranking import MetricRank
 from homenode.decide.summary import Series, SeriesKey, choose_headline, find_only_variant
 from homenode.decide.switch_effects import StudySwitch, SwitchEffect
-from homenode.decide.words import format_bounds, format_change, format_value
 from homenode.doc import Cell, Picture, Span, Table, Words
-from homenode.metrics import METRICS, Metric
+from homenode.metrics import METRICS, Metric, format_bounds, format_change, format_value
 from homenode.show.bars import (
     Bar,
     BarGroup,

@@ -9,7 +9,6 @@ from homenode.bdf import Bdf
 from homenode.decide.matrices import CopyLocality, build_matrices, compare_localities
 from homenode.decide.summary import power_by_test
 from homenode.decide.switch_effects import file_effects
-from homenode.decide.words import format_value
 from homenode.doc import (
     Cell,
     Doc,
@@ -25,7 +24,7 @@ from homenode.doc import (
 )
 from homenode.findings import Caveat, Gap
 from homenode.machine.pci import DeviceKind
-from homenode.metrics import METRICS
+from homenode.metrics import METRICS, format_value
 from homenode.show.report.across import (
     build_across_pictures,
     build_effects_table,

@@ -10,11 +10,10 @@ from homenode.decide.matrices import Axis, CopyLocality, MatrixKey, MatrixPlace,
 from homenode.decide.ranking import OTHER_NODE, OWN_NODE
 from homenode.decide.summary import Series, SeriesKey, choose_shown, headline_series
 from homenode.decide.switch_effects import judge_outcome
-from homenode.decide.words import format_bounds, format_change
 from homenode.doc import Picture
 from homenode.machine.pci import DeviceKind
 from homenode.measure.importers.sysbench import DEVIATION
-from homenode.metrics import METRICS, Metric, find_metric
+from homenode.metrics import METRICS, Metric, find_metric, format_bounds, format_change
 from homenode.show.bars import (
     Bar,
     BarGroup,

@@ -15,7 +15,7 @@ from msgspec.structs import replace
 from homenode.bdf import Bdf
 from homenode.cpuset import CpuSet
 from homenode.errors import ParseError
-from homenode.json_text import NotJsonError, decode_json
+from homenode.formats import NotJsonError, decode_json
 from homenode.machine.pci import normalize_uuid
 from homenode.units import GIB, KIB, MIB, parse_whole, to_bytes
 from homenode.vm.model import (

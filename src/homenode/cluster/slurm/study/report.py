@@ -35,10 +35,9 @@ from homenode.decide.comparison import Comparison, Outcome
 from homenode.decide.recommendation import Recommendation, recommend
 from homenode.decide.sentences import format_basis, format_sentence
 from homenode.decide.summary import power_by_test
-from homenode.decide.words import format_multiple, format_value
 from homenode.findings import Gap
 from homenode.measure.results.model import CPU_ONLY, GPU_UNKNOWN, Run, Sample
-from homenode.objective import Objective
+from homenode.metrics import Objective, format_multiple, format_value
 from homenode.text import plural
 
 _SHOWN = 3

@@ -16,9 +16,8 @@ from homenode.cluster.slurm.study.report import (
 )
 from homenode.decide.comparison import Comparison, Effect, Outcome
 from homenode.decide.sentences import MAX_LINE
-from homenode.decide.words import format_bounds, format_multiple, format_value
 from homenode.doc import Cell, Doc, Gallery, Items, Part, Picture, Section, Table, Text
-from homenode.metrics import METRICS
+from homenode.metrics import METRICS, format_bounds, format_multiple, format_value
 from homenode.show.bars import Bar, BarGroup, build_bar_chart
 from homenode.show.curves import Matrix as HeatMatrix
 from homenode.show.curves import heat_map

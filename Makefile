@@ -137,7 +137,6 @@ wheel: $(STAMP)
 	rm -rf $(WHEEL) build/probe/homenode-probe
 	LDFLAGS=-s $(BUILD_PROBE) all static
 	$(BUILD_WHEEL) -w $(WHEEL) . ./packaging/probe
-	$(BIN)/python packaging/compress.py $(WHEEL)/homenode-*.whl
 
 # What packages install, from its lock, with hashes: a directory for each Python, since lxml, msgspec, PyYAML and
 # MarkupSafe have a compiled module for each.

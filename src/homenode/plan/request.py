@@ -65,7 +65,7 @@ class GuestRequest(Struct, frozen=True, kw_only=True):
     housekeeping_pus: CpuSet = CpuSet()
     # maximum siblings per core if siblings are exposed; None = all
     most_threads: int | None = None
-    # homenode exposed siblings before: the host's memory reserve is relaxed first
+    # homenode gave the VM siblings before: the host's memory reserve is relaxed first
     keeps_siblings: bool = False
 
     @property
@@ -230,7 +230,7 @@ def request_for(guest: Vm, options: PlanOptions, host: Host | None) -> GuestRequ
         host_reserve=_choose_host_reserve(options, host),
         housekeeping_pus=_choose_housekeeping_pus(options, layout, host),
         most_threads=most_threads,
-        keeps_siblings=exposed and guest.threads_per_core > 1,
+        keeps_siblings=_has_siblings(guest, layout),
     )
 
 
@@ -239,6 +239,17 @@ def _has_final_vcpus(guest: Vm) -> bool:
     already, shown or hidden, or homenode has tuned it, unless siblings did not fit."""
     record = guest.record
     return guest.threads_per_core > 1 or (record is not None and record.multiplied is not False)
+
+
+def _has_siblings(guest: Vm, layout: Layout) -> bool:
+    """Return whether homenode has given a VM siblings: exposed, or hidden as they are again."""
+    record = guest.record
+    if record is None or record.layout.siblings is Siblings.KEEP:
+        return False
+    if record.layout.siblings is Siblings.EXPOSED:
+        return guest.threads_per_core > 1
+    is_same = record.layout.pinning is layout.pinning is Pinning.ALL_PUS
+    return is_same and layout.siblings is Siblings.HIDDEN and record.multiplied is not False
 
 
 def _copy_siblings(layout: Layout, guest: Vm, *, exposed: bool) -> Layout:

@@ -320,8 +320,7 @@ def build_device_options(
             device.kind is DeviceKind.GPU or device.bdf in paired_nics,
             device.kind is DeviceKind.GPU,
         )
-        # What comes with named GPUs is a device of the definition when the VM is planned again.
-        for device in (*named_devices, *(by_bdf[bdf] for bdf in brought.list_companions(())))
+        for device in named_devices
         if device.node in node_indices and device.node is not None
     )
     has_gpus = bool(count or named_gpus)

@@ -46,9 +46,9 @@ def bench(arguments: BenchArguments) -> None:
     name = arguments.name or f"{layout}-{time.strftime('%Y%m%d-%H%M%S', time.gmtime())}"
     check_name(name)
     with _open_machine(arguments, name) as machine:
-        elsewhere = None if arguments.on is None else machine.snapshot()
+        snapshot = None if arguments.on is None else machine.snapshot()
         options = build_bench_options(
-            name, arguments.suite, arguments.own, arguments.run, elsewhere=elsewhere
+            name, arguments.suite, arguments.own, arguments.run, snapshot=snapshot
         )
         if arguments.dry_run:
             _print_steps(machine, options)

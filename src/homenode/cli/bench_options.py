@@ -61,9 +61,9 @@ def build_bench_options(
     app: AppArguments,
     run: RunArguments,
     *,
-    elsewhere: "Snapshot | None" = None,
+    snapshot: "Snapshot | None" = None,
 ) -> BenchOptions:
-    """Return the requested run. elsewhere: the machine to measure; None = this machine. Raises
+    """Return the requested run. snapshot: the machine to measure; None = this machine. Raises
     UsageError, naming the option, and InputError for files."""
     plan = None
     if run.plan is not None:
@@ -86,7 +86,7 @@ def build_bench_options(
         repeats=suite.repeat,
         seed=suite.seed,
         switches=UNKNOWN_SWITCHES if run.layout is None else _parse_switches(run.layout),
-        vantage=run.vantage or _find_vantage(elsewhere, has_plan=plan is not None),
+        vantage=run.vantage or _find_vantage(snapshot, has_plan=plan is not None),
         plan=plan,
         domain_xml=document,
         boot=run.boot,
@@ -96,7 +96,7 @@ def build_bench_options(
         host_kind=run.host_kind,
         arrangement=run.arrangement,
         force=run.force,
-        marks=_list_marks(run, elsewhere),
+        marks=_list_marks(run, snapshot),
         experiment=run.experiment,
         block=run.block,
     )
@@ -163,9 +163,9 @@ def _parse_switches(layout: str) -> Switches:
     return Switches.from_layout(preset)
 
 
-def _list_marks(arguments: RunArguments, elsewhere: "Snapshot | None") -> tuple[str, ...]:
+def _list_marks(arguments: RunArguments, snapshot: "Snapshot | None") -> tuple[str, ...]:
     """Raises UsageError for a virtual machine that is called a host, unless it is forced."""
-    if arguments.vantage is not Vantage.HOST or not _is_virtual(elsewhere):
+    if arguments.vantage is not Vantage.HOST or not _is_virtual(snapshot):
         return ()
     if not arguments.force:
         raise UsageError(
@@ -175,19 +175,19 @@ def _list_marks(arguments: RunArguments, elsewhere: "Snapshot | None") -> tuple[
     return ("measured in a virtual machine that is recorded as a host (--context host --force)",)
 
 
-def _find_vantage(elsewhere: "Snapshot | None", *, has_plan: bool) -> Vantage:
+def _find_vantage(snapshot: "Snapshot | None", *, has_plan: bool) -> Vantage:
     """Return the vantage: a guest of a plan, a Slurm job, a virtual machine, or a host."""
     if has_plan:
         return Vantage.GUEST
-    if elsewhere is None and os.environ.get("SLURM_JOB_ID"):
+    if snapshot is None and os.environ.get("SLURM_JOB_ID"):
         return Vantage.JOB
-    return Vantage.GUEST if _is_virtual(elsewhere) else Vantage.HOST
+    return Vantage.GUEST if _is_virtual(snapshot) else Vantage.HOST
 
 
-def _is_virtual(elsewhere: "Snapshot | None") -> bool:
+def _is_virtual(snapshot: "Snapshot | None") -> bool:
     from homenode.machine.snapshot.store import LiveSnapshot
 
-    return is_virtual(elsewhere or LiveSnapshot())
+    return is_virtual(snapshot or LiveSnapshot())
 
 
 def list_layouts(arguments: TrialArguments) -> tuple[str, ...]:

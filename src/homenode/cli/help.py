@@ -157,11 +157,11 @@ def format_option(parameter: Parameter) -> str:
 
 def _format_row(name: str, text: str, width: int, column: int) -> Iterator[str]:
     """Format a name with its description to the right, or below if it does not fit."""
-    below = width < _NARROW and column == _COLUMN
-    indent = 6 if below else column
+    is_below = width < _NARROW and column == _COLUMN
+    indent = 6 if is_below else column
     lines = list(_wrap(text, width - indent))
     start = f"  {name}"
-    if lines and not below and len(start) + 2 <= indent:
+    if lines and not is_below and len(start) + 2 <= indent:
         yield f"{start:<{indent}}{lines.pop(0)}"
     else:
         yield start
@@ -241,8 +241,8 @@ def find_candidates(program: Command, before: Sequence[str], typed: str) -> Cand
     if typed.startswith("-"):
         names = [name for option in parameters for name in option.opt.names if len(name) > 2]
         return [name for name in (*names, "--help") if name.startswith(typed)]
-    below = [sub.name for sub in command.commands if not (sub.hidden or words)]
-    subcommands: Candidates = [name for name in below if name.startswith(typed)]
+    command_names = [sub.name for sub in command.commands if not (sub.hidden or words)]
+    subcommands: Candidates = [name for name in command_names if name.startswith(typed)]
     arguments = [
         argument
         for argument in parameters

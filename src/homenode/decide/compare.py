@@ -196,35 +196,35 @@ def _compare(
     caveats = list(find_caveats(baseline, other, metrics))
     if bare:
         caveats += _check_ground(baseline, other)
-    series, theirs = series_by_label[baseline.label], series_by_label[other.label]
+    series, other_series = series_by_label[baseline.label], series_by_label[other.label]
     if any(caveat.id == NO_ORDER for caveat in caveats):
-        series, theirs = (
+        series, other_series = (
             {key: structs.replace(series, times=()) for key, series in by_key.items()}
-            for by_key in (series, theirs)
+            for by_key in (series, other_series)
         )
-    caveats += _check_unpaired(series, theirs, other.label)
-    decisive = _list_deciding_keys(series.keys() & theirs.keys(), objective)
+    caveats += _check_unpaired(series, other_series, other.label)
+    decisive = _list_deciding_keys(series.keys() & other_series.keys(), objective)
     paired = _addresses_agree(baseline, other)
     candidates: list[UnjudgedEffect] = []
     of_series: list[Caveat] = []
-    for key in sorted(series.keys() & theirs.keys(), key=_order):
+    for key in sorted(series.keys() & other_series.keys(), key=_order):
         metric = find_metric(key.metric)
         if metric is None:
             continue
         both = f"{baseline.label}, {other.label}"
-        pair_caveats = list(_check_replication(series[key], theirs[key], both))
-        pair_caveats += _compare_devices(series[key], theirs[key])
+        pair_caveats = list(_check_replication(series[key], other_series[key], both))
+        pair_caveats += _compare_devices(series[key], other_series[key])
         neighbours = [
             by_key[key]
             for label, by_key in series_by_label.items()
             if label not in (baseline.label, other.label) and key in by_key
         ]
-        pair_caveats += _check_states(series[key], theirs[key], neighbours)
+        pair_caveats += _check_states(series[key], other_series[key], neighbours)
         if key.device is not None and not paired:
             pair_caveats.append(_GUEST_ADDRESSES)
         about = (*(caveat for caveat in caveats if is_about(caveat, key.metric)), *pair_caveats)
         blocking = dict.fromkeys(caveat.id for caveat in about if caveat.blocks)
-        labels, pair = (baseline.label, other.label), (series[key], theirs[key])
+        labels, pair = (baseline.label, other.label), (series[key], other_series[key])
         candidates.append(
             _compute_interval_between(
                 metric, labels, pair, neighbours, key in decisive, tuple(blocking)

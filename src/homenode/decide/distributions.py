@@ -182,10 +182,10 @@ def _compute_range_table(groups: int) -> tuple[list[float], list[float]]:
     for number in range(242):
         width = number * _STEP
         value = slope = 0.0
-        for z, weight, below in _place_greatest():
-            inside = below - _compute_normal_tail(z - width)
-            power = weight * inside ** (groups - 2)
-            value += power * inside
+        for z, weight, tail in _place_greatest():
+            share = tail - _compute_normal_tail(z - width)
+            power = weight * share ** (groups - 2)
+            value += power * share
             slope += power * math.exp(-((z - width) ** 2) / 2)
         values.append(min(1.0, front * value))
         slopes.append(front * (groups - 1) / math.sqrt(2 * math.pi) * slope)

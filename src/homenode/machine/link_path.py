@@ -200,7 +200,7 @@ def find_lane_sharers(link: Link, host: Host) -> tuple[Bdf, ...]:
         if other.bridge is not None
         and other.bdf != upper.bdf
         and (other.bdf.domain, other.bdf.bus, other.bdf.device) == place
-        and any(below.parent == other.bdf for below in host.pci_devices)
+        and any(child.parent == other.bdf for child in host.pci_devices)
     ]
     in_use = sum((other.link.current_width or 0) for other in other_ports if other.link is not None)
     free_lanes = lanes - in_use
@@ -221,10 +221,10 @@ def compute_path_rate(links: tuple[Link, ...]) -> LinkRate | None:
 
 
 def _may_be_wired(upper: PciDevice, lower: PciDevice) -> bool:
-    above = None if upper.bridge is None else upper.bridge.port_type
-    below = None if lower.bridge is None else lower.bridge.port_type
+    upper_type = None if upper.bridge is None else upper.bridge.port_type
+    lower_type = None if lower.bridge is None else lower.bridge.port_type
     faces_down = (PortType.ROOT_PORT, PortType.SWITCH_DOWNSTREAM)
-    return above is not PortType.SWITCH_UPSTREAM and below not in faces_down
+    return upper_type is not PortType.SWITCH_UPSTREAM and lower_type not in faces_down
 
 
 def capable_rate(link: PciLink | None) -> LinkRate | None:

@@ -377,7 +377,7 @@ def port_types_by_structure(
     level: Iterable[Bdf] = [bdf for bdf in bridges if parent_of.get(bdf) is None]
     expected = PortType.ROOT_PORT
     while level:
-        below: list[Bdf] = []
+        next_level: list[Bdf] = []
         for bdf in level:
             under = children.get(bdf, [])
             is_upstream = bool(under) and all(child in bridges for child in under)
@@ -386,8 +386,8 @@ def port_types_by_structure(
                 types[bdf] = PortType.PCI_BRIDGE
             else:
                 types[bdf] = expected
-                below += [child for child in under if child in bridges and child not in types]
-        level = below
+                next_level += [child for child in under if child in bridges and child not in types]
+        level = next_level
         expected = (
             PortType.SWITCH_DOWNSTREAM
             if expected is PortType.SWITCH_UPSTREAM

@@ -125,22 +125,22 @@ def find_peer_route(
     host: Host, requester: PciDevice, target: PciDevice, *, in_vm: bool
 ) -> PeerRoute:
     """Return the route from a function to another. in_vm: both belong to a VM."""
-    theirs, target_ports = host.ports_above(requester), host.ports_above(target)
+    ports, target_ports = host.ports_above(requester), host.ports_above(target)
     above_target = {port.bdf for port in target_ports}
-    switch = next((port for port in theirs if port.bdf in above_target), None)
+    switch = next((port for port in ports if port.bdf in above_target), None)
     if switch is not None and _find_port_type(switch) is not PortType.SWITCH_UPSTREAM:
         switch = None
     addresses = _list_address_types(requester, in_vm=in_vm)
     control = _find_control(host, requester)
     relaxed = None if control is None else control.relaxed_ordering
     write = completion = RouteLeg(RouteWay.ROOT, RouteCause.NO_SWITCH)
-    emulated_port = next((port.bdf for port in (*theirs, *target_ports) if is_emulated(port)), None)
+    emulated_port = next((port.bdf for port in (*ports, *target_ports) if is_emulated(port)), None)
     if emulated_port is not None:
         write = completion = RouteLeg(RouteWay.UNKNOWN, RouteCause.VIRTUAL, emulated_port)
     elif switch is not None:
-        ingress = _port_below(theirs, switch)
-        above = theirs[theirs.index(switch) + 1 :]
-        write = _write(ingress, above, addresses)
+        ingress = _port_below(ports, switch)
+        upper_ports = ports[ports.index(switch) + 1 :]
+        write = _write(ingress, upper_ports, addresses)
         completion = _route_completion(_port_below(target_ports, switch), relaxed)
     return PeerRoute(
         requester=requester,
@@ -196,7 +196,7 @@ def _find_acs(port: PciDevice) -> frozenset[str] | None:
 
 
 def _write(
-    ingress: PciDevice | None, above: tuple[PciDevice, ...], addresses: tuple[AddressType, ...]
+    ingress: PciDevice | None, ports: tuple[PciDevice, ...], addresses: tuple[AddressType, ...]
 ) -> RouteLeg:
     acs = None if ingress is None else _find_acs(ingress)
     if ingress is None or acs is None:
@@ -208,16 +208,16 @@ def _write(
         return RouteLeg(RouteWay.UNKNOWN, RouteCause.UNREAD, ingress.bdf)
     way, cause = ways[0]
     if way is RouteWay.ROOT and cause is not RouteCause.NOT_TRANSLATED:
-        blocking_port = next(_find_blocking_ports(above), None)
+        blocking_port = next(_find_blocking_ports(ports), None)
         if blocking_port is not None:
             return RouteLeg(RouteWay.UNKNOWN, RouteCause.NOT_FORWARDED, blocking_port)
     return RouteLeg(way, cause, None if way is RouteWay.SWITCH else ingress.bdf)
 
 
-def _find_blocking_ports(above: Iterable[PciDevice]) -> Iterator[Bdf]:
+def _find_blocking_ports(ports: Iterable[PciDevice]) -> Iterator[Bdf]:
     """Yield ports that a redirected request reaches from their own egress and that lack upstream
     forwarding: their behaviour is undefined."""
-    for port in above:
+    for port in ports:
         acs = _find_acs(port)
         faces_down = _find_port_type(port) in (PortType.ROOT_PORT, PortType.SWITCH_DOWNSTREAM)
         if faces_down and acs and UPSTREAM_FORWARDING not in acs:

@@ -393,8 +393,8 @@ class Host(Struct, frozen=True, dict=True):
     def ports_above(self, device: PciDevice) -> tuple[PciDevice, ...]:
         """Return bridges_above; for a virtual function those of its physical function, if known."""
         physical = device.physical_function
-        shown = physical is not None and physical in self.device_at
-        return self.bridges_above(physical if physical is not None and shown else device.bdf)
+        is_known = physical is not None and physical in self.device_at
+        return self.bridges_above(physical if physical is not None and is_known else device.bdf)
 
     def switch_above(self, bdf: Bdf) -> Bdf | None:
         """Return the upstream port of the lowest PCIe switch above a function, else None. Functions

@@ -90,11 +90,11 @@ def find_directories(root: Path) -> SourceDirectories:
             raise of_os(error, str(root), "the directory") from None
         gaps.append(Gap(str(error.filename), error.strerror or str(error)))
 
-    for directory_name, below, names in os.walk(root, onerror=skip_unreadable, followlinks=False):
-        below.sort()
+    for directory_name, dirs, names in os.walk(root, onerror=skip_unreadable, followlinks=False):
+        dirs.sort()
         path = Path(directory_name)
         depth = len(path.relative_to(root).parts)
-        below[:] = [name for name in below if not name.startswith(".") and depth < MAX_DEPTH]
+        dirs[:] = [name for name in dirs if not name.startswith(".") and depth < MAX_DEPTH]
         if FILE in names:
             gaps.append(Gap(directory_name, f"a run of homenode already ({FILE})"))
             continue
@@ -122,9 +122,9 @@ def _make_directory(
     root: Path, path: Path, texts: dict[str, str], times: dict[str, float]
 ) -> SourceDirectory:
     """A directory's name relative to the named one: results do not contain the user's paths."""
-    inside = path.relative_to(root).parts
+    parts = path.relative_to(root).parts
     return SourceDirectory(
-        "/".join(_escape_name(part) for part in (root.name, *inside)),
+        "/".join(_escape_name(part) for part in (root.name, *parts)),
         _escape_name(path.name),
         _escape_name(path.parent.name),
         texts,

@@ -190,10 +190,10 @@ def list_unread(directory: SourceDirectory) -> Iterator[Gap]:
 
 def _draft_study(directory: SourceDirectory, options: ImportOptions) -> _Draft:
     results = read_study_results(directory.texts)
-    above = "" if directory.above in _RESULTS_DIRECTORIES else directory.above
+    parent = "" if directory.above in _RESULTS_DIRECTORIES else directory.above
     head = RunHead(
         directory.name,
-        options.system or above or _name_system(results),
+        options.system or parent or _name_system(results),
         _find_origin(directory.texts.values()),
         options.vantage or Vantage.GUEST,
         parse_switches(directory.name),

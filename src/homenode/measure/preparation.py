@@ -387,7 +387,7 @@ def _bound_argv(
     if argv[0] == "numactl" and test.node is not None:
         # numactl takes all CPUs of the node: its child is limited to the allowed CPUs.
         at = next(n for n, word in enumerate(argv) if n > 0 and not word.startswith("-"))
-        ours = pus_of_node.get(int(test.node), pus)
-        return (*argv[:at], "taskset", "-c", str(ours), *argv[at:])
+        node_pus = pus_of_node.get(int(test.node), pus)
+        return (*argv[:at], "taskset", "-c", str(node_pus), *argv[at:])
     memory = () if nodes is None else ("numactl", f"--membind={','.join(map(str, nodes))}")
     return (*memory, "taskset", "-c", str(pus), *argv)

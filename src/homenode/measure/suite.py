@@ -71,19 +71,19 @@ def parse_shown(text: str) -> ShownGpus | None:
 
 
 def select_shown_gpus(
-    gpus: tuple[PciDevice, ...], shown: ShownGpus, omissions: list[Gap]
+    gpus: tuple[PciDevice, ...], view: ShownGpus, omissions: list[Gap]
 ) -> tuple[PciDevice, ...]:
     """Return the shown GPUs in the driver's order; the others go to omissions. If no address of the
     driver matches, return all GPUs."""
     by_address = {gpu.bdf: gpu for gpu in gpus}
-    visible = tuple(by_address[address] for address in shown.addresses if address in by_address)
-    if shown.addresses and not visible:
-        reason = f"the driver shows {shown.addresses[0]}, which this machine does not have"
+    visible = tuple(by_address[address] for address in view.addresses if address in by_address)
+    if view.addresses and not visible:
+        reason = f"the driver shows {view.addresses[0]}, which this machine does not have"
         omissions.append(Gap(SuiteGroup.GPU_BANDWIDTH, reason))
         return gpus
     hidden = [gpu for gpu in gpus if gpu not in visible]
     if not visible:
-        reason = f"the driver shows no GPU to this process: {shown.reason or 'none is visible'}"
+        reason = f"the driver shows no GPU to this process: {view.reason or 'none is visible'}"
         omissions += [Gap(group, reason) for group in _GROUPS]
     elif hidden:
         more_gpus = f" and {len(hidden) - 1} more" if len(hidden) > 1 else ""
@@ -122,24 +122,24 @@ def list_gpu_tests(
     programs: Collection[str],
     options: SuiteOptions,
     omissions: list[Gap],
-    shown: ShownGpus | None = None,
+    view: ShownGpus | None = None,
 ) -> Iterator[BenchTest]:
-    """Yield the tests of a machine's GPUs; impossible tests go to omissions. shown: GPUs that the
+    """Yield the tests of a machine's GPUs; impossible tests go to omissions. view: GPUs that the
     driver shows; None if it could not be queried: then all."""
     gpus = select_gpus(host, omissions)
     if not gpus:
         omissions += [Gap(group, "no GPU") for group in _GROUPS]
         return
     present = len(gpus)
-    if shown is not None:
-        gpus = select_shown_gpus(gpus, shown, omissions)
+    if view is not None:
+        gpus = select_shown_gpus(gpus, view, omissions)
         if not gpus:
             return
     nodes = _find_bindable_nodes(host)
     machine = GpuMachine(gpus, nodes, frozenset(programs), options, present - len(gpus))
     for test in _list_tests(machine, omissions):
         numbered = _number_by_bus(test) if machine.is_nvidia else test
-        yield numbered if shown is None else _set_gpus(numbered, tuple(gpu.bdf for gpu in gpus))
+        yield numbered if view is None else _set_gpus(numbered, tuple(gpu.bdf for gpu in gpus))
 
 
 def _list_tests(machine: GpuMachine, omissions: list[Gap]) -> Iterator[BenchTest]:

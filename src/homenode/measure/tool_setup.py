@@ -102,12 +102,12 @@ def setup_plan(
         )
     if cuda_home is not None and not is_plain(cuda_home):
         cuda_home = None
-    mine = [source for source in sources if source.vendor is vendor]
-    present = tuple(source.program for source in mine if source.program in programs)
+    vendor_sources = [source for source in sources if source.vendor is vendor]
+    present = tuple(source.program for source in vendor_sources if source.program in programs)
     lacks: list[str] = []
     steps: list[SetupStep] = []
     installs: list[str] = []
-    for source in mine:
+    for source in vendor_sources:
         if source.program in present:
             continue
         missing = [need for need in source.needs if need not in programs]
@@ -251,9 +251,9 @@ def carry_out(
     journal = setup_journal(prefix)
     with journal.files.hold_lock(_BUSY):
         journal.settle(lambda entry: InstallStep(prefix))
-        ours = {entry.subject: entry for entry in list_installed(journal)}
+        entries = {entry.subject: entry for entry in list_installed(journal)}
         for target in plan.installs:
-            is_ours = target in ours and InstallStep(prefix).is_done(ours[target])
+            is_ours = target in entries and InstallStep(prefix).is_done(entries[target])
             if Path(target).exists() and not is_ours:
                 raise HostError(
                     f"{target}: this program exists and is not one that homenode installed",

@@ -345,8 +345,8 @@ class _Tree(Struct, kw_only=True):
             done_bdfs.add(switch.bdf)
             self.switches += 1
             bus_id = f"ffff:ff:{self.switches & 0xFF:02x}.0"
-            inside = [p for p in paths if len(p[0]) > depth and p[0][depth].bdf == switch.bdf]
-            children = self._group(node, inside, depth + 1, bus_id)
+            lower_paths = [p for p in paths if len(p[0]) > depth and p[0][depth].bdf == switch.bdf]
+            children = self._group(node, lower_paths, depth + 1, bus_id)
             speed, width = self._switch_link(switch, children)
             functions.append(
                 NcclPci(

@@ -455,8 +455,8 @@ def _link_differs(actual: tuple[_Link, ...], planned_links: tuple[_Link, ...]) -
         return True
     return any(
         expected is not None and value != expected
-        for ours, theirs in zip(planned_links, actual, strict=True)
-        for expected, value in zip(ours, theirs, strict=True)
+        for planned_link, actual_link in zip(planned_links, actual, strict=True)
+        for expected, value in zip(planned_link, actual_link, strict=True)
     )
 
 
@@ -478,12 +478,12 @@ def _find_places(read: ParsedTopology) -> dict[str, _Place]:
     places: dict[str, _Place] = {}
 
     def visit(
-        cpu: XmlNode, affinity: CpuSet | None, around: XmlNode, above: tuple[_Link, ...]
+        cpu: XmlNode, affinity: CpuSet | None, around: XmlNode, upper_links: tuple[_Link, ...]
     ) -> None:
         pcis = [child for child in around.children if child.name == "pci"]
         leaves = [pci.get("busid") or "" for pci in pcis if not _is_switch(pci)]
         for pci in pcis:
-            links = (*above, _link_of(pci))
+            links = (*upper_links, _link_of(pci))
             if _is_switch(pci):
                 visit(cpu, affinity, pci, links)
             else:

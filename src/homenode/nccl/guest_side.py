@@ -47,21 +47,21 @@ def list_bus_numbers(controllers: Iterable[GuestPciController]) -> dict[int, int
     >>> list_bus_numbers([pxb, *ports])
     {0: 0, 1: 128, 3: 129, 2: 130}
     """
-    below: dict[int, list[GuestPciController]] = defaultdict(list)
+    bridges_of_bus: dict[int, list[GuestPciController]] = defaultdict(list)
     roots = {0: 0}
     for controller in controllers:
         if controller.model in EXPANDER_MODELS:
             if controller.bus_nr is not None:
                 roots[controller.index] = controller.bus_nr
         elif controller.model not in ROOT_MODELS and controller.address is not None:
-            below[controller.address.bus].append(controller)
+            bridges_of_bus[controller.address.bus].append(controller)
     numbers: dict[int, int] = {}
 
     def walk(index: int, number: int) -> int:
         """Number all buses below; return the last number used."""
         numbers[index] = number
         last = number
-        for bridge in sorted(below[index], key=_place):
+        for bridge in sorted(bridges_of_bus[index], key=_place):
             if bridge.index not in numbers and last + 1 < _MAX_BUSES:
                 last = walk(bridge.index, last + 1)
         return last

@@ -157,13 +157,13 @@ class _Reader(Struct, kw_only=True):
             self.nodes += 1
             if tag.name == "system" and ("version", NcclVariant.RCCL.version) in tag.attributes:
                 self.most_nodes = NcclVariant.RCCL.most_nodes
-            inside = () if tag.kind == "single" else self.read_children(tag, depth + 1)
+            children = () if tag.kind == "single" else self.read_children(tag, depth + 1)
             nodes.append(
                 XmlNode(
                     name=tag.name,
                     line=tag.line,
                     attributes=tag.attributes,
-                    children=inside,
+                    children=children,
                     surplus=tag.surplus,
                 )
             )

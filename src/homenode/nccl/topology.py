@@ -148,8 +148,8 @@ def _list_cpu_attributes(cpu: NcclCpu, vcpus: int) -> Iterator[tuple[str, str]]:
 
 def _format_children(children: tuple[NcclPci, ...], indent: str) -> Iterator[str]:
     for child in children:
-        inside = _format_children(child.children, indent + "  ")
-        yield from _format_element(indent, "pci", _list_pci_attributes(child), inside)
+        child_lines = _format_children(child.children, indent + "  ")
+        yield from _format_element(indent, "pci", _list_pci_attributes(child), child_lines)
 
 
 def _list_pci_attributes(pci: NcclPci) -> Iterator[tuple[str, str]]:
@@ -165,10 +165,10 @@ def _list_pci_attributes(pci: NcclPci) -> Iterator[tuple[str, str]]:
 
 
 def _format_element(
-    indent: str, name: str, attributes: Iterator[tuple[str, str]], inside: Iterator[str]
+    indent: str, name: str, attributes: Iterator[tuple[str, str]], child_lines: Iterator[str]
 ) -> Iterator[str]:
     tag = " ".join([name, *(f'{key}="{value}"' for key, value in attributes)])
-    lines = list(inside)
+    lines = list(child_lines)
     if not lines:
         yield f"{indent}<{tag}/>"
         return

@@ -134,12 +134,12 @@ def find_allocations(host: Host, request: GuestRequest) -> Allocations:
             # Emulators of such domains float over the same CPUs.
             threads = 0
             ranges.append((domain.name, over))
-        mine = _count_cores(host, pinned_bits)
-        all_cores = mine | _count_cores(host, threads)
+        pinned_cores = _count_cores(host, pinned_bits)
+        all_cores = pinned_cores | _count_cores(host, threads)
         if all_cores:
-            of_domain = CpuSet.from_bits(mine), CpuSet.from_bits(all_cores)
+            of_domain = CpuSet.from_bits(pinned_cores), CpuSet.from_bits(all_cores)
             by_domain.append(DomainCores(domain.name, *of_domain))
-        of_vcpus |= mine
+        of_vcpus |= pinned_cores
         of_threads |= all_cores
         if floats:
             gaps.append(

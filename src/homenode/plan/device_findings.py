@@ -55,9 +55,9 @@ def _check_lone_nics(
     host: Host, devices: Sequence[Bdf], allocations: Allocations
 ) -> Iterator[Finding]:
     """Find NICs whose paired GPUs the VM does not get, though it gets other GPUs."""
-    ours = [host.device_at[bdf] for bdf in devices if bdf in host.device_at]
-    gpus = [device for device in ours if device.kind is DeviceKind.GPU]
-    nics = [device for device in ours if device.kind is DeviceKind.NIC]
+    vm_devices = [host.device_at[bdf] for bdf in devices if bdf in host.device_at]
+    gpus = [device for device in vm_devices if device.kind is DeviceKind.GPU]
+    nics = [device for device in vm_devices if device.kind is DeviceKind.NIC]
     apart = {
         nic.bdf: paired
         for nic in nics
@@ -95,8 +95,8 @@ def _check_companions(
     """Yield findings on NICs that come with GPUs and may be in use, and on GPUs without a NIC."""
     if not request.options.with_nics:
         return
-    ours = [host.device_at[bdf] for bdf in devices]
-    nics = [device for device in ours if device.kind is DeviceKind.NIC]
+    vm_devices = [host.device_at[bdf] for bdf in devices]
+    nics = [device for device in vm_devices if device.kind is DeviceKind.NIC]
     brought = [nic for nic in nics if nic.bdf not in request.devices]
     in_use = [nic for nic in brought if nic.driver is not None and not is_viable_driver(nic.driver)]
     unknown = [nic for nic in brought if nic.driver is None] if _has_unknown_drivers(host) else []
@@ -113,7 +113,7 @@ def _check_companions(
                 observed=f"the VM's GPUs bring these NICs, and {reason}: their interfaces {leave}",
                 severity=severity,
             )
-    for gpu in ours:
+    for gpu in vm_devices:
         if gpu.kind is not DeviceKind.GPU or any(are_paired(gpu, nic) for nic in nics):
             continue
         pairs = [nic for nic in host.devices_of_kind(DeviceKind.NIC) if are_paired(gpu, nic)]
@@ -232,20 +232,20 @@ def _has_unknown_drivers(host: Host) -> bool:
 def _check_groups(host: Host, devices: Sequence[Bdf]) -> Iterator[Finding]:
     """Yield findings on IOMMU groups: VFIO needs the whole group free of host drivers. If a source
     lists no drivers, host drivers are assumed."""
-    ours = set(devices)
+    bdfs = set(devices)
     endpoints = _list_endpoints(host)
     is_silent = _has_unknown_drivers(host)
     groups = {
         device.iommu_group: device.bdf
         for device in reversed(endpoints)
-        if device.bdf in ours and device.iommu_group is not None
+        if device.bdf in bdfs and device.iommu_group is not None
     }
     for group, first in sorted(groups.items()):
         holders = [
             f"{device.bdf} ({device.driver or 'driver not known'})"
             for device in endpoints
             if device.iommu_group == group
-            and device.bdf not in ours
+            and device.bdf not in bdfs
             and (is_silent if device.driver is None else not is_viable_driver(device.driver))
         ]
         if holders:

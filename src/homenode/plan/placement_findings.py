@@ -127,15 +127,15 @@ def check_placement(
 def _report_siblings(host: Host, request: GuestRequest, fallback: Fallback) -> Finding:
     """Return a finding if cores differ in siblings, so the guest cannot be shown them."""
     threads, packs = fallback.grouping.threads, fallback.grouping.counts_pus
-    shown = "so the guest sees one thread per core"
-    shared = f"{shown}, also where two of its vCPUs share one"
+    effect = "so the guest sees one thread per core"
+    shared = f"{effect}, also where two of its vCPUs share one"
     if fallback.shares or packs:
         reason, case = f"not each core runs as many vCPUs, {shared}", None
     elif threads > 1:
         groups = f"{plural(request.vcpus, 'vCPU')} cannot fill whole cores of {threads} siblings"
         reason, case = f"{groups}, {shared}", "odd vCPUs"
     else:
-        reason = f"no whole groups of siblings are free for the VM, {shown}"
+        reason = f"no whole groups of siblings are free for the VM, {effect}"
         case = "no siblings"
     return finding(
         "siblings-not-exposed", host.name, observed=reason, case=case, values={"threads": threads}
@@ -215,17 +215,17 @@ def _check_homes(
 
 
 def _check_nic_packages(
-    host: Host, devices: Sequence[Bdf], nodes: Sequence[NodeIndex]
+    host: Host, bdfs: Sequence[Bdf], nodes: Sequence[NodeIndex]
 ) -> Iterator[Finding]:
     """Yield findings on NICs paired with the VM's GPUs in a package without its vCPUs."""
     package_of = {node.index: node.package for node in host.nodes}
     packages = {package_of.get(node) for node in nodes}
-    ours = [host.device_at[bdf] for bdf in devices if bdf in host.device_at]
-    for nic in ours:
+    devices = [host.device_at[bdf] for bdf in bdfs if bdf in host.device_at]
+    for nic in devices:
         if nic.kind is not DeviceKind.NIC or nic.node is None:
             continue
         package = package_of.get(nic.node)
-        pair = next((g for g in ours if g.kind is DeviceKind.GPU and are_paired(g, nic)), None)
+        pair = next((g for g in devices if g.kind is DeviceKind.GPU and are_paired(g, nic)), None)
         if pair is not None and package is not None and package not in packages:
             yield finding(
                 "nic-away-from-vm",

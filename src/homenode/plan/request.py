@@ -358,13 +358,13 @@ def _check_cells(options: PlanOptions, layout: Layout, host: Host | None) -> Non
         ("--memory", options.memory_bytes, sums[1]),
     ):
         if value is not None and value != total:
-            shown, value_text = (
+            amount, value_text = (
                 (str(total), str(value))
                 if option == "--vcpus"
                 else (format_bytes(total), format_bytes(value))
             )
             raise UsageError(
-                f"{option}: expected the sum of the guest NUMA nodes, {shown}, found {value_text}",
+                f"{option}: expected the sum of the guest NUMA nodes, {amount}, found {value_text}",
                 hint=f"omit {option}: the guest NUMA nodes set it",
             )
     named_nodes = [node for cell in cells for node in cell.host_nodes]

@@ -195,9 +195,9 @@ def open_lock(path: Path, mode: int = PRIVATE, *, directory: int | None = None) 
         return os.open(path.name, flags, mode, dir_fd=place)
 
 
-def open_to_lock(directory: str | Path, above: int | None = None) -> int:
-    """Open a directory for locking, which needs only read permission; `above` contains it."""
-    return os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=above)
+def open_to_lock(directory: str | Path, parent: int | None = None) -> int:
+    """Open a directory for locking, which needs only read permission; `parent` contains it."""
+    return os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=parent)
 
 
 def open_existing(path: str | Path, *, directory: int | None = None) -> int:
@@ -215,10 +215,10 @@ def open_directory(root: Path, *names: str) -> int:
         try:
             with contextlib.suppress(FileExistsError):
                 os.mkdir(name, dir_fd=descriptor)
-            below = os.open(name, _DIRECTORY | os.O_NOFOLLOW, dir_fd=descriptor)
+            child = os.open(name, _DIRECTORY | os.O_NOFOLLOW, dir_fd=descriptor)
         finally:
             os.close(descriptor)
-        descriptor = below
+        descriptor = child
     return descriptor
 
 
@@ -244,9 +244,9 @@ def write_and_close(
             os.fsync(file.fileno())
 
 
-def sync_directory(directory: str | Path, above: int | None = None) -> None:
-    """Sync a directory's names to disk; `above` contains the directory."""
-    descriptor = open_to_lock(directory, above)
+def sync_directory(directory: str | Path, parent: int | None = None) -> None:
+    """Sync a directory's names to disk; `parent` contains the directory."""
+    descriptor = open_to_lock(directory, parent)
     try:
         os.fsync(descriptor)
     except OSError as error:

@@ -202,29 +202,29 @@ def _open_part(name: str, place: int) -> int:
 
 
 def read_below(
-    directory: Path, inside: str, max_bytes: int, *, descriptor: int | None = None
+    directory: Path, file_path: str, max_bytes: int, *, descriptor: int | None = None
 ) -> bytes:
     """Read a regular file in or below a directory; see `open_below`."""
-    with open_below(directory, inside, descriptor=descriptor) as file:
-        return _read_whole(file.fileno(), max_bytes, str(directory / inside))
+    with open_below(directory, file_path, descriptor=descriptor) as file:
+        return _read_whole(file.fileno(), max_bytes, str(directory / file_path))
 
 
-def open_below(directory: Path, inside: str, *, descriptor: int | None = None) -> BinaryIO:
+def open_below(directory: Path, file_path: str, *, descriptor: int | None = None) -> BinaryIO:
     """Open a regular file in or below a directory, such as a path from stored data.
 
     The directory may be a link; links below it are not followed. descriptor: the open directory,
     used instead of its path. Raises OSError, EXDEV for a name that leads out of the directory.
     """
-    path = str(directory / inside)
-    parts = Path(inside).parts
-    if not parts or Path(inside).is_absolute() or ".." in parts:
-        raise OSError(errno.EXDEV, f"a name that leads out of {directory}", inside)
+    path = str(directory / file_path)
+    parts = Path(file_path).parts
+    if not parts or Path(file_path).is_absolute() or ".." in parts:
+        raise OSError(errno.EXDEV, f"a name that leads out of {directory}", file_path)
     opened = os.open(directory, _DIRECTORY) if descriptor is None else os.dup(descriptor)
     try:
         for name in parts[:-1]:
-            below = os.open(name, _DIRECTORY | os.O_NOFOLLOW, dir_fd=opened)
+            child = os.open(name, _DIRECTORY | os.O_NOFOLLOW, dir_fd=opened)
             os.close(opened)
-            opened = below
+            opened = child
         handle = os.open(parts[-1], _LOOK | os.O_NOFOLLOW, dir_fd=opened)
     except OSError as error:
         error.filename = path

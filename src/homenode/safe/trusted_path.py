@@ -85,18 +85,18 @@ def _is_group_of_one(group: int, user: int) -> bool:
 
 
 @contextlib.contextmanager
-def create_private_directory(prefix: str, above: Path | None = None) -> Iterator[Path]:
+def create_private_directory(prefix: str, parent: Path | None = None) -> Iterator[Path]:
     """Create a directory with an unguessable name that only this user can enter; removed
     afterwards.
 
-    above: its parent; None = the directory of temporary files. Raises HostError if another user
+    parent: its directory; None = the directory of temporary files. Raises HostError if another user
     could replace it.
     """
     import tempfile
 
-    above = find_temporary_root() if above is None else above
-    check_private(above)
-    with tempfile.TemporaryDirectory(prefix=prefix, dir=above) as path:
+    parent = find_temporary_root() if parent is None else parent
+    check_private(parent)
+    with tempfile.TemporaryDirectory(prefix=prefix, dir=parent) as path:
         yield Path(path)
 
 
@@ -107,14 +107,14 @@ def find_temporary_root() -> Path:
     return Path(tempfile.gettempdir())
 
 
-def check_private(above: Path) -> None:
+def check_private(parent: Path) -> None:
     """Raise HostError if another user could rename files created in a directory."""
-    reason = find_other_writer((above,), user=os.geteuid(), sticky=True)
+    reason = find_other_writer((parent,), user=os.geteuid(), sticky=True)
     if reason is not None:
         from homenode.errors import HostError
 
         raise HostError(
-            f"{above}: other users can replace files in this directory: {reason}",
+            f"{parent}: other users can replace files in this directory: {reason}",
             hint="TMPDIR=DIR, such as /var/tmp",
         )
 

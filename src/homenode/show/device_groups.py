@@ -262,8 +262,8 @@ def find_device_model(device: PciDevice) -> str | None:
         return name
     opening, closing = name.rfind("["), name.rfind("]")
     # lspci -nn ends a line with [10de:2330], which is not a name.
-    inside = name[opening + 1 : closing].strip() if 0 <= opening < closing else ""
-    return inside if inside and ":" not in inside else name
+    short_name = name[opening + 1 : closing].strip() if 0 <= opening < closing else ""
+    return short_name if short_name and ":" not in short_name else name
 
 
 def format_card_title(card: DeviceCard, gpu_number: int | None, short: bool) -> str:
@@ -351,12 +351,12 @@ def format_links(host: Host) -> tuple[str, ...]:
         per_pair = f", {plural(count, 'link')} each" if count else ", number of links unknown"
         remaining = set(pairs)
         for members in _find_components(pairs):
-            inside = {pair for pair in remaining if pair <= members}
+            inner_pairs = {pair for pair in remaining if pair <= members}
             names = naming.format_members(members)
-            if len(members) > 2 and len(inside) == len(members) * (len(members) - 1) // 2:
+            if len(members) > 2 and len(inner_pairs) == len(members) * (len(members) - 1) // 2:
                 lines.append(f"{LINK_NAMES[kind]}: {names}, every pair{per_pair}")
                 continue
-            for ends, mates in _group_by_peers(inside):
+            for ends, mates in _group_by_peers(inner_pairs):
                 lines.append(
                     f"{LINK_NAMES[kind]}: {naming.format_members(ends)} to "
                     f"{naming.format_members(mates)}{per_pair}"

@@ -50,8 +50,8 @@ def format_findings(
     "SUBJECT: 0 findings". table: below line 1. labels: further labels, by name."""
     rows = _list_labels(findings, explain, has_table=bool(table))
     rows |= {label: text for label, text in (labels or {}).items() if text}
-    shown = [f for f in findings.findings if explain or f.severity in _BAD]
-    groups = list(_group_equal_findings(shown).values()) if explain else group_findings(shown)
+    items = [f for f in findings.findings if explain or f.severity in _BAD]
+    groups = list(_group_equal_findings(items).values()) if explain else group_findings(items)
     first = Text(_answer(findings, subject, answer), "bold")
     used = 1 + _count_lines(table) + bool(table) + _count_lines(format_labels(rows))
     parts: list[Part] = [first, *((Text(""), *table) if table else ())]

@@ -401,7 +401,7 @@ class _Branches:
         label = group.name
         if group.root_complex is not None and group.root_complex.node is None:
             label += ", node unknown"
-        below: list[Tree] = []
+        trees: list[Tree] = []
         for switch in group.groups:
             branches = tuple(Tree(self._format_device(card)) for card in switch.cards)
             # From the lowest switch up to the root complex.
@@ -409,8 +409,8 @@ class _Branches:
                 link = format_link(port.link)
                 text = f"switch {format_address(port.bdf, self.short)}"
                 branches = (Tree(f"{text}, {link}" if link else text, branches),)
-            below += branches
-        return Tree(label, tuple(below))
+            trees += branches
+        return Tree(label, tuple(trees))
 
     def _format_device(self, card: DeviceCard) -> Words:
         device = card.device

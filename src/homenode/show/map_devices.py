@@ -185,8 +185,8 @@ def _switch_label(group: SwitchGroup, facts: DeviceFacts, width: float) -> tuple
     if group.switch is None:
         return ()
     text = f"switch {format_address(group.switch.bdf, facts.short)}"
-    for above in group.above:
-        text += f" under {format_address(above.bdf, facts.short)}"
+    for switch in group.above:
+        text += f" under {format_address(switch.bdf, facts.short)}"
     link = format_link(group.switch.link)
     return wrap(f"{text} · {link}" if link else text, _LABEL_SIZE, width)
 

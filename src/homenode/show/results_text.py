@@ -190,12 +190,12 @@ def _format_gaps(gaps: Iterable[Gap]) -> Iterator[str]:
 def _build_objective_rows(answers: Sequence[Recommendation], everything: bool) -> Table | None:
     """Return a row per objective, a column per layout; None without results of two layouts."""
     layouts = sorted(sorted(_list_labels(answers)), key=lambda name: [*PRESETS, name].index(name))
-    shown = list(_list_shown_results(answers, everything))
-    units = {result.unit for answer, metric in shown for result in answer.list_results(metric)}
+    pairs = list(_list_shown_results(answers, everything))
+    units = {result.unit for answer, metric in pairs for result in answer.list_results(metric)}
     # Values of a pair have units, and their change has a column.
     is_pair = len(layouts) == 2 and all(len(format_value(1, unit)) < _WIDE for unit in units)
     rows: list[tuple[str | Cell, ...]] = []
-    for answer, metric in shown:
+    for answer, metric in pairs:
         results = {result.alternative: result for result in answer.list_results(metric)}
         texts = {name: format_value(result.value, result.unit) for name, result in results.items()}
         unit = next(iter(texts.values())).partition(" ")[2]

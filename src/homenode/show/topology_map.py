@@ -194,9 +194,9 @@ def _format_cells(scene: Scene, cell_id: int) -> list[str]:
     devices = [device for device in plan.vm.hostdevs if device.cell == cell.id]
     if devices:
         texts.append(", ".join(scene.facts.name(device.bdf) for device in devices))
-    elsewhere = [d.bdf for d in plan.vm.hostdevs if d.cell is None]
-    if len(plan.cells) == 1 and elsewhere:
-        names = ", ".join(scene.facts.name(bdf) for bdf in elsewhere)
+    bdfs = [d.bdf for d in plan.vm.hostdevs if d.cell is None]
+    if len(plan.cells) == 1 and bdfs:
+        names = ", ".join(scene.facts.name(bdf) for bdf in bdfs)
         texts.append(f"with no node in the guest: {names}")
     return texts
 
@@ -212,9 +212,9 @@ def _list_guest_notes(scene: Scene, plan: Plan) -> list[str]:
     if plan.iothread_pus:
         pins = ", ".join(f"{i} on {format_cpus(pus)}" for i, pus in plan.vm.iothread_pins)
         notes.append(f"IOThread {pins}.")
-    elsewhere = [scene.facts.name(d.bdf) for d in plan.vm.hostdevs if d.cell is None]
-    if elsewhere and len(plan.cells) > 1:
-        notes.append(f"With no node in the guest: {', '.join(elsewhere)}.")
+    names = [scene.facts.name(d.bdf) for d in plan.vm.hostdevs if d.cell is None]
+    if names and len(plan.cells) > 1:
+        notes.append(f"With no node in the guest: {', '.join(names)}.")
     return [" ".join(notes)]
 
 
@@ -354,7 +354,7 @@ def _list_legend_entries(scene: Scene) -> list[tuple[str, str | None, str]]:
             "em+: emulator and IOThreads": any(use.emulator and use.iothreads for use in hosted),
             "io1: IOThread 1": any(not use.emulator for use in hosted),
         }
-        meanings = ", ".join(meaning for meaning, shown in is_shown.items() if shown)
+        meanings = ", ".join(meaning for meaning, flag in is_shown.items() if flag)
         entries.append(("pu host-thread", None, meanings))
     if any(use.vcpus and (use.emulator or use.iothreads) for use in uses):
         entries.append(("outline wire", None, "emulator or IOThread on a vCPU's CPU"))

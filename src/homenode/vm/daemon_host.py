@@ -129,18 +129,18 @@ def _reject_unlike(host: Host, virsh: Virsh) -> None:
     name = find_machine(virsh.connect)
     cells = virsh_capabilities.parse(virsh.read_capabilities())
     # libvirt gives no siblings of CPUs that are offline.
-    theirs = {
+    remote_pus = {
         cell.node: CpuSet(pu for pu, pus in cell.siblings_of_pu.items() if pus is not None)
         for cell in cells
     }
-    ours = {node.index: node.pus for node in host.nodes if node.pus or node.memory_bytes}
+    host_pus = {node.index: node.pus for node in host.nodes if node.pus or node.memory_bytes}
     expected_bdfs = {device.bdf for device in host.pci_devices if device.physical_function is None}
     missing = sorted(expected_bdfs - _list_functions(virsh))
     if host.nodes_assumed or not expected_bdfs:
         difference = "it shows no NUMA nodes or no PCI functions to compare"
     elif missing:
         difference = f"{name} has no {missing[0]}"
-    elif theirs != ours:
+    elif remote_pus != host_pus:
         difference = "its NUMA nodes have other CPUs"
     else:
         return

@@ -113,5 +113,5 @@ class Observation(Struct, frozen=True, dict=True):
 
     def port_links(self, device: PciDevice) -> tuple[PciLink, ...]:
         """Return the links of the ports above a function, the lowest first."""
-        above = self.guest.bridges_above(device.bdf)
-        return tuple(bridge.link for bridge in above if bridge.link is not None)
+        bridges = self.guest.bridges_above(device.bdf)
+        return tuple(bridge.link for bridge in bridges if bridge.link is not None)

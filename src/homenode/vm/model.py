@@ -368,5 +368,5 @@ def find_hostdev_cell(guest: Vm, hostdev: GuestHostdev) -> int | None:
     """Return the guest cell of a device, or of its expander bus; None on pcie.0."""
     if hostdev.cell is not None:
         return hostdev.cell
-    above = None if hostdev.address is None else guest.expander_above(hostdev.address.bus)
-    return None if above is None else above.cell
+    expander = None if hostdev.address is None else guest.expander_above(hostdev.address.bus)
+    return None if expander is None else expander.cell

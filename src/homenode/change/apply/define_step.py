@@ -358,8 +358,8 @@ def _count_devices(parts: Counter[tuple[str, str]]) -> Counter[str]:
     """Count the devices of each kind."""
     kinds: Counter[str] = Counter()
     for (path, _), count in parts.items():
-        above, _, kind = path.rpartition("/")
-        if above == "/domain/devices":
+        parent, _, kind = path.rpartition("/")
+        if parent == "/domain/devices":
             kinds[kind] += count
     return kinds
 
@@ -372,8 +372,8 @@ def _parse_parts(document: bytes, ports: frozenset[int] = frozenset()) -> Counte
     parts: Counter[tuple[str, str]] = Counter()
     stack = [("", definition.root)]
     while stack:
-        above, element = stack.pop()
-        path = f"{above}/{element.name}"
+        parent, element = stack.pop()
+        path = f"{parent}/{element.name}"
         parts[path, f"{sorted(element.attributes)} {element.text.strip()}"] += 1
         stack += [(path, child) for child in element.children if child.start not in starts]
     return parts

@@ -78,10 +78,10 @@ def apply_definitions(
     for state, change in zip(states, changes, strict=True):
         _check_identity(state, change.tuned, change.original)
     words = command_line("homenode", "apply", *(state.argument for state in states))
-    with ExitStack() as inside:
-        lock = inside.enter_context(lock_host(root, virsh.connect, words))
+    with ExitStack() as stack:
+        lock = stack.enter_context(lock_host(root, virsh.connect, words))
         for state in states:
-            inside.enter_context(_add_restore_hint(virsh, state))
+            stack.enter_context(_add_restore_hint(virsh, state))
             DomainStore(root, virsh.connect, state.uuid).sweep()
         steps = [
             DefineStep(virsh, state, DomainStore(root, virsh.connect, state.uuid), lock, change)
@@ -161,9 +161,9 @@ def preview_restore(
 
 def _find_other_connection(virsh: Virsh, state: DomainState, root: Path) -> str:
     """Return the place of an original that is not found under the domain's UUID."""
-    elsewhere = list_connections(root, state.uuid)
-    if elsewhere:
-        return f"it was applied with --connect {elsewhere[0]}"
+    connections = list_connections(root, state.uuid)
+    if connections:
+        return f"it was applied with --connect {connections[0]}"
     originals = list_saved_originals(root, virsh.connect, state.name)
     if originals:
         return (
@@ -386,11 +386,11 @@ def _read_snapshot_topology(document: bytes, source: str) -> tuple[object, ...] 
     """Return the topology of the domain in a snapshot; None if it cannot be read."""
     try:
         snapshot = parse_document(document, source)
-        inside = snapshot.root.child("inactiveDomain") or snapshot.root.child("domain")
-        if inside is None:
+        domain = snapshot.root.child("inactiveDomain") or snapshot.root.child("domain")
+        if domain is None:
             return None
         # <inactiveDomain> is a <domain> under another name.
-        text = snapshot.text[inside.start : inside.end].replace(b"inactiveDomain", b"domain")
+        text = snapshot.text[domain.start : domain.end].replace(b"inactiveDomain", b"domain")
         return _list_topology_fields(build_vm(open_domain(text, source)))
     except HomenodeError:
         return None  # then it is in the way

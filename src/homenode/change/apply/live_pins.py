@@ -136,7 +136,7 @@ def preview_restore_live_pins(virsh: Virsh, name: str, root: Path) -> tuple[Live
     if pins is None:
         return ()
     before, after = pins
-    ours = {
+    known_pins = {
         pin
         for entry in store.journal.read_entries()  # also of an apply that failed since the first
         if entry.kind == PIN and entry.facts.get("run_id") == str(state.run_id)
@@ -144,7 +144,7 @@ def preview_restore_live_pins(virsh: Virsh, name: str, root: Path) -> tuple[Live
     }
     thread_keys = {(pin.kind, pin.number) for pin in after}
     for pin in virsh.live_pins(state.uuid):
-        if (pin.kind, pin.number) in thread_keys and pin not in ours:
+        if (pin.kind, pin.number) in thread_keys and pin not in known_pins:
             raise InputError(
                 f"{state.name}: another program moved {pin.kind} {pin.number} to CPUs {pin.pus}",
                 hint=f"virsh {pin.kind}pin moves it back manually",

@@ -100,16 +100,16 @@ def plan_retrain(
             reasons,
             "shut the VM down, or unbind the driver: virsh nodedev-detach, then try again",
         )
-    above = read_registers(space, port.bdf)
-    below = read_registers(space, lower.bdf, is_port=False)
-    target = _choose_target(lower.bdf, above, below, target_gen)
+    link = read_registers(space, port.bdf)
+    device_link = read_registers(space, lower.bdf, is_port=False)
+    target = _choose_target(lower.bdf, link, device_link, target_gen)
     state = []
-    if above.control & LINK_DISABLE:
-        state.append(f"port {port.bdf} has its link disabled (LnkCtl {above.control:#06x})")
-    if above.is_training:
-        state.append(f"port {port.bdf} is training (LnkSta {above.status:#06x})")
-    if not above.is_up:
-        state.append(f"port {port.bdf} has no link (LnkSta {above.status:#06x})")
+    if link.control & LINK_DISABLE:
+        state.append(f"port {port.bdf} has its link disabled (LnkCtl {link.control:#06x})")
+    if link.is_training:
+        state.append(f"port {port.bdf} is training (LnkSta {link.status:#06x})")
+    if not link.is_up:
+        state.append(f"port {port.bdf} has no link (LnkSta {link.status:#06x})")
     if state:
         raise RetrainError(
             lower.bdf,
@@ -117,17 +117,17 @@ def plan_retrain(
             f"try again in a second; if the state stays, check the slot: lspci -vvs {port.bdf}",
         )
     return RetrainPlan(
-        port.bdf, lower.bdf, above, target, above.current_width, is_exact=target_gen is not None
+        port.bdf, lower.bdf, link, target, link.current_width, is_exact=target_gen is not None
     )
 
 
 def list_functions_behind(host: Host, port: Bdf) -> tuple[PciDevice, ...]:
     """Return every function below a port, at any depth."""
-    below = {port}
+    parents = {port}
     functions: list[PciDevice] = []
     for device in host.pci_devices:  # ascending: bridges come before what is below them
-        if device.parent in below:
-            below.add(device.bdf)
+        if device.parent in parents:
+            parents.add(device.bdf)
             functions.append(device)
     return tuple(functions)
 
@@ -171,10 +171,10 @@ def _find_lower_end(host: Host, bdf: Bdf) -> PciDevice:
         PortType.SWITCH_DOWNSTREAM,
     )
     if is_lower_port:
-        below = next((d.bdf for d in host.pci_devices if d.parent == bdf), None)
+        child = next((d.bdf for d in host.pci_devices if d.parent == bdf), None)
         raise InputError(
             f"{bdf}: expected the device whose link is slow, found the port above it",
-            hint=f"name the device below it: {below}" if below else "nothing is below it",
+            hint=f"name the device below it: {child}" if child else "nothing is below it",
         )
     return device
 
@@ -208,9 +208,9 @@ def _find_users(host: Host, port: PciDevice, holders: Holders) -> tuple[str, ...
 
 
 def _choose_target(
-    device: Bdf, above: LinkRegisters, below: LinkRegisters, target_gen: int | None
+    device: Bdf, port_link: LinkRegisters, device_link: LinkRegisters, target_gen: int | None
 ) -> int:
-    both = set(above.speeds) & set(below.speeds)
+    both = set(port_link.speeds) & set(device_link.speeds)
     max_code = max(both, default=1)
     if target_gen is None:
         return max_code
@@ -218,8 +218,8 @@ def _choose_target(
         raise out_of_range("--target", str(target_gen), 1, max(SPEED_OF_CODE))
     if target_gen not in both:
         ends = (
-            f"the port can {SPEED_OF_CODE[above.max_code]:g} GT/s and the device "
-            f"{SPEED_OF_CODE[below.max_code]:g} GT/s"
+            f"the port can {SPEED_OF_CODE[port_link.max_code]:g} GT/s and the device "
+            f"{SPEED_OF_CODE[device_link.max_code]:g} GT/s"
         )
         raise InputError(
             f"{device}: expected a target that both ends can, found generation {target_gen}: "

@@ -124,10 +124,10 @@ def _judge_kernel_change(was: str, now: str) -> Severity | None:
 
 def _may_be_equal(word: str, other: str) -> bool:
     """Return whether two words are equal, or differ in a part that one of the captures redacted."""
-    for redacted_word, shown in ((word, other), (other, word)):
+    for redacted_word, text in ((word, other), (other, word)):
         parts = redacted_word.split("redacted")
-        is_as_long = len(shown) >= len(parts[0]) + len(parts[-1])
-        if parts[1:] and is_as_long and shown.startswith(parts[0]) and shown.endswith(parts[-1]):
+        is_as_long = len(text) >= len(parts[0]) + len(parts[-1])
+        if parts[1:] and is_as_long and text.startswith(parts[0]) and text.endswith(parts[-1]):
             return True
     return word == other
 

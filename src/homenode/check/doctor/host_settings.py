@@ -189,12 +189,12 @@ def check_settings(
 
 def _check_governor(host: Host, facts: Vm | None) -> Iterator[Finding]:
     """Judge the governors of the VM's pinned CPUs if each is known, else of all CPUs."""
-    ours = CpuSet() if facts is None else facts.pinned_pus
+    vm_pus = CpuSet() if facts is None else facts.pinned_pus
     slow, cpus = CpuSet(), CpuSet()
     governors, drivers = host.settings.governors or (), host.settings.scaling_drivers
-    if ours and host.settings.pus_of_governor is not None:
+    if vm_pus and host.settings.pus_of_governor is not None:
         vm_governors = [
-            (name, pus & ours) for name, pus in host.settings.pus_of_governor if pus & ours
+            (name, pus & vm_pus) for name, pus in host.settings.pus_of_governor if pus & vm_pus
         ]
         governors = tuple(name for name, _ in vm_governors)
         slow = CpuSet(pu for name, pus in vm_governors if name == "powersave" for pu in pus)
@@ -216,20 +216,20 @@ def _check_governor(host: Host, facts: Vm | None) -> Iterator[Finding]:
     elif cpus:
         yield finding(
             "governor-mixed",
-            f"cpufreq of {format_cpus(ours or cpus)}",
-            expected="one governor for all vCPUs" if ours else "performance, as most CPUs",
+            f"cpufreq of {format_cpus(vm_pus or cpus)}",
+            expected="one governor for all vCPUs" if vm_pus else "performance, as most CPUs",
             observed=f"{', '.join(governors)}; CPUs {cpus} differ",
-            values={"pus": ours or cpus},
-            severity=Severity.INFO if ours else None,
+            values={"pus": vm_pus or cpus},
+            severity=Severity.INFO if vm_pus else None,
             source=_SYSFS,
         )
 
 
 def _find_capped(host: Host, facts: Vm | None) -> Iterator[Finding]:
     """Find CPUs whose policy allows less than their hardware's clock; for a pinned VM its CPUs."""
-    ours = CpuSet() if facts is None else facts.pinned_pus
+    vm_pus = CpuSet() if facts is None else facts.pinned_pus
     for policy in host.settings.frequency_limits or ():
-        pus = policy.pus & ours if ours else policy.pus
+        pus = policy.pus & vm_pus if vm_pus else policy.pus
         if pus and policy.hardware_khz is not None and policy.limit_khz < policy.hardware_khz:
             yield finding(
                 "frequency-capped",

@@ -318,11 +318,11 @@ def _is_narrow_next_to_wide(
 
 def _peer_links(link: Link, cards: list[DevicePath], paths: tuple[DevicePath, ...]) -> list[Link]:
     """Return the corresponding link of each other card of the same model."""
-    ours = {path.device.bdf for path in cards}
+    bdfs = {path.device.bdf for path in cards}
     model = (cards[0].device.vendor_id, cards[0].device.device_id)
     peers: list[Link] = []
     for path in paths:
-        if path.device.bdf in ours or (path.device.vendor_id, path.device.device_id) != model:
+        if path.device.bdf in bdfs or (path.device.vendor_id, path.device.device_id) != model:
             continue
         equal_ports = (
             other

@@ -235,11 +235,11 @@ _ISOLATED = "/sys/devices/system/cpu/isolated and nohz_full; /proc/cmdline"
 def check_isolation(facts: Vm, host: Host) -> Iterator[Finding]:
     """Ticks and RCU callbacks on isolated CPUs of vCPUs, and siblings that were not isolated."""
     isolated_cpus = CpuSet(pu.index for pu in host.pus if pu.isolated)
-    ours = facts.pinned_pus & isolated_cpus
-    if not ours:
+    vm_pus = facts.pinned_pus & isolated_cpus
+    if not vm_pus:
         return
-    yield from _check_ticks(ours, host)
-    yield from _check_siblings(ours, isolated_cpus, facts.pinned_pus, host)
+    yield from _check_ticks(vm_pus, host)
+    yield from _check_siblings(vm_pus, isolated_cpus, facts.pinned_pus, host)
 
 
 def read_rcu_nocbs(host: Host) -> CpuSet | None:
@@ -259,8 +259,8 @@ def read_rcu_nocbs(host: Host) -> CpuSet | None:
     return CpuSet()
 
 
-def _check_ticks(ours: CpuSet, host: Host) -> Iterator[Finding]:
-    ticking = ours - CpuSet(pu.index for pu in host.pus if pu.nohz_full)
+def _check_ticks(vm_pus: CpuSet, host: Host) -> Iterator[Finding]:
+    ticking = vm_pus - CpuSet(pu.index for pu in host.pus if pu.nohz_full)
     offloaded_cpus = read_rcu_nocbs(host)
     if not ticking or offloaded_cpus is None:
         return
@@ -270,27 +270,27 @@ def _check_ticks(ours: CpuSet, host: Host) -> Iterator[Finding]:
         text += f", and CPUs {callbacks} not in rcu_nocbs="
     yield finding(
         "isolated-with-tick",
-        f"vCPUs on isolated {format_cpus(ours)}",
+        f"vCPUs on isolated {format_cpus(vm_pus)}",
         expected="isolated CPUs without the scheduler's tick and RCU callbacks",
         observed=text,
-        values={"pus": ours},
+        values={"pus": vm_pus},
         source=_ISOLATED,
     )
 
 
 def _check_siblings(
-    ours: CpuSet, isolated_cpus: CpuSet, pinned_cpus: CpuSet, host: Host
+    vm_pus: CpuSet, isolated_cpus: CpuSet, pinned_cpus: CpuSet, host: Host
 ) -> Iterator[Finding]:
     open_siblings = CpuSet(
         pu
         for core in host.cores
-        if not core.pus.isdisjoint(ours)
+        if not core.pus.isdisjoint(vm_pus)
         for pu in core.pus - isolated_cpus - pinned_cpus
     )
     if open_siblings:
         yield finding(
             "sibling-not-isolated",
-            f"vCPUs on isolated {format_cpus(ours)}",
+            f"vCPUs on isolated {format_cpus(vm_pus)}",
             expected="cores of which all siblings are isolated",
             observed=f"siblings {open_siblings}, on which the host runs other threads",
             source=_ISOLATED,
@@ -308,9 +308,9 @@ def check_interrupts(facts: Vm, host: Host) -> Iterator[Finding]:
     """Find host interrupts on vCPUs' CPUs, and interrupts of the VM's devices on other packages."""
     if not any(pin is not None and len(pin) <= 2 for pin in facts.vcpu_pins):
         return  # vCPUs that float over sets move out of the way
-    ours = facts.pinned_pus
-    yield from _check_host_interrupts(facts, ours, host)
-    yield from _check_vm_interrupts(facts, ours, host)
+    vm_pus = facts.pinned_pus
+    yield from _check_host_interrupts(facts, vm_pus, host)
+    yield from _check_vm_interrupts(facts, vm_pus, host)
 
 
 def _is_given_away(device: PciDevice) -> bool:
@@ -322,7 +322,7 @@ def _is_spread(interrupts: tuple[PciInterrupt, ...], host: Host) -> bool:
     return len(reached_cpus) >= _SPREAD_RATIO * len(host.online_pus)
 
 
-def _check_host_interrupts(facts: Vm, ours: CpuSet, host: Host) -> Iterator[Finding]:
+def _check_host_interrupts(facts: Vm, vm_pus: CpuSet, host: Host) -> Iterator[Finding]:
     passed_bdfs = {hostdev.bdf for hostdev in facts.hostdevs}
     quiet = host.isolated_pus
     on_vcpus: list[tuple[PciDevice, PciInterrupt]] = []
@@ -335,12 +335,12 @@ def _check_host_interrupts(facts: Vm, ours: CpuSet, host: Host) -> Iterator[Find
         on_vcpus += [
             (device, interrupt)
             for interrupt in interrupts
-            if interrupt.pus and interrupt.pus <= ours
+            if interrupt.pus and interrupt.pus <= vm_pus
         ]
     disturbing_interrupts = [
         (device, interrupt) for device, interrupt in on_vcpus if not interrupt.pus.isdisjoint(quiet)
     ]
-    free = host.online_pus - ours - quiet
+    free = host.online_pus - vm_pus - quiet
     if disturbing_interrupts:
         pus = CpuSet(pu for _, interrupt in disturbing_interrupts for pu in interrupt.pus)
         yield finding(
@@ -358,7 +358,7 @@ def _check_host_interrupts(facts: Vm, ours: CpuSet, host: Host) -> Iterator[Find
             format_cpus(pus),
             expected="interrupts of the host's devices next to the vCPUs",
             observed=f"irqbalance runs, and {_format_interrupts(on_vcpus)}",
-            values={"pus": ours},
+            values={"pus": vm_pus},
             source=_INTERRUPTS,
         )
 
@@ -371,9 +371,9 @@ def _format_interrupts(interrupts: list[tuple[PciDevice, PciInterrupt]]) -> str:
     return shorten_list(texts, _MAX_NAMED)
 
 
-def _check_vm_interrupts(facts: Vm, ours: CpuSet, host: Host) -> Iterator[Finding]:
+def _check_vm_interrupts(facts: Vm, vm_pus: CpuSet, host: Host) -> Iterator[Finding]:
     """Find passed-through devices whose interrupts are all handled by another package."""
-    nodes = find_nodes(ours, host)
+    nodes = find_nodes(vm_pus, host)
     packages = {node.package for node in host.nodes if node.index in nodes} - {None}
     near_pus = CpuSet(
         pu for package in host.packages if package.index in packages for pu in package.pus
@@ -391,6 +391,6 @@ def _check_vm_interrupts(facts: Vm, ours: CpuSet, host: Host) -> Iterator[Findin
                 device.bdf,
                 expected=f"interrupts handled in the vCPUs' package (CPUs {near_pus})",
                 observed=f"IRQs {numbers} on {format_cpus(pus)}",
-                values={"device": device.bdf, "pus": near_pus - ours or near_pus},
+                values={"device": device.bdf, "pus": near_pus - vm_pus or near_pus},
                 source=_INTERRUPTS,
             )

@@ -113,8 +113,8 @@ def check_devices_on_host(facts: Vm, host: Host) -> Iterator[Finding]:
 def _find_split(facts: Vm, host: Host) -> Iterator[Finding]:
     """Find GPUs of several nodes where one node has the VM's cores, memory and as many GPUs."""
     used = {bdf for vm in host.domains if vm.name != facts.name for bdf in vm.devices}
-    mine = {hostdev.bdf for hostdev in facts.hostdevs}
-    gpus = [gpu for gpu in host.whole_gpus if gpu.bdf in mine]
+    bdfs = {hostdev.bdf for hostdev in facts.hostdevs}
+    gpus = [gpu for gpu in host.whole_gpus if gpu.bdf in bdfs]
     homes = {gpu.node for gpu in gpus}
     for node in host.nodes if len(homes) > 1 and None not in homes else ():
         free = sum(gpu.node == node.index and gpu.bdf not in used for gpu in host.whole_gpus)

@@ -208,12 +208,12 @@ def _check_helper_cores(facts: Vm, host: Host) -> Iterator[Finding]:
 
 
 def _check_other_vms(facts: Vm, host: Host) -> Iterator[Finding]:
-    ours = facts.pinned_pus
+    vm_pus = facts.pinned_pus
     for domain in host.domains:
         if not domain.running or domain.name == facts.name:
             continue
-        theirs = CpuSet.union(domain.vcpu_pins)
-        shared_cpus = host.whole_cores(ours & host.whole_cores(theirs))
+        other_pus = CpuSet.union(domain.vcpu_pins)
+        shared_cpus = host.whole_cores(vm_pus & host.whole_cores(other_pus))
         pinned = any(pin is not None for pin in domain.vcpu_pins)
         if shared_cpus and pinned and facts.is_pinned:
             yield finding(

@@ -303,11 +303,11 @@ def _compare_elements(
     return list((later - before).elements()), list((before - later).elements())
 
 
-def _list_elements(element: Element, above: str) -> Iterator[_Part]:
+def _list_elements(element: Element, parent: str) -> Iterator[_Part]:
     """Yield each element of a tree without its children."""
     attributes = "".join(f" {name}='{value}'" for name, value in sorted(element.attributes))
     text, name = element.text.strip(), element.tag
-    path = f"{above}/{element.name.rpartition('}')[2]}"
+    path = f"{parent}/{element.name.rpartition('}')[2]}"
     text_of_element = f"<{name}{attributes}>{text}</{name}>" if text else f"<{name}{attributes}/>"
     yield path, name, text_of_element
     for child in element.children:

@@ -104,10 +104,10 @@ def _write_again(
     vm = VmFile(target, module.read_vm(content, source), content, source)
     vm = vm if host is None else add_host_facts(vm, host)
     indices = {controller.index for controller in plan.vm.controllers}
-    elsewhere = [
+    foreign_hostdevs = [
         d for d in plan.vm.hostdevs if d.address is not None and d.address.bus not in indices
     ]
-    if elsewhere:
+    if foreign_hostdevs:
         return None
     return module.render(plan, vm.guest, host, content, source)
 

@@ -44,11 +44,11 @@ def read_needed_host(snapshot: Snapshot, devices: tuple[Bdf, ...]) -> Host:
     for place in places.values():
         current = place
         while current.parent is not None and current.parent not in bridges and len(bridges) < 256:
-            above = place_by_path(current.directory.rpartition("/")[0])
-            if above is None:
+            upper_place = place_by_path(current.directory.rpartition("/")[0])
+            if upper_place is None:
                 break
-            bridges[current.parent] = above
-            current = above
+            bridges[current.parent] = upper_place
+            current = upper_place
     all_places = bridges | places
     parent_of = {bdf: place.parent for bdf, place in all_places.items()}
     classes = {

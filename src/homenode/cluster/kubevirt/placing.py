@@ -202,10 +202,10 @@ def _replace_lost_targets(
     cells_below: dict[int, set[int | None]] = {index: set() for index in lost_indices}
     for hostdev in guest.hostdevs:
         at = hostdev.address
-        above = None if at is None else guest.expander_above(at.bus)
-        if above is not None and above.index in cells_below:
+        expander = None if at is None else guest.expander_above(at.bus)
+        if expander is not None and expander.index in cells_below:
             node = by_bdf[hostdev.bdf].node
-            cells_below[above.index].add(None if node is None else cell_of_node.get(node))
+            cells_below[expander.index].add(None if node is None else cell_of_node.get(node))
     cell_of = {
         index: cell
         for index, cells in cells_below.items()

@@ -186,13 +186,13 @@ def _check_memory(
             observed=f"{observed}, of which {tree.names(on_gpu)} are memory of GPUs",
             values={"nodes": number_list(gpu_nodes or plain)},
         )
-    elsewhere = tuple(sorted(usable - set(gpu_nodes) - tree.gpu_memory))
-    if allocation.bound_nodes is None and elsewhere and not lacking and gpu_nodes:
+    other_nodes = tuple(sorted(usable - set(gpu_nodes) - tree.gpu_memory))
+    if allocation.bound_nodes is None and other_nodes and not lacking and gpu_nodes:
         yield finding(
             "job-memory-open",
             allocation.subject,
             expected=f"memory bound to {tree.names(gpu_nodes)}",
-            observed=f"no memory policy: pages may also be on {tree.names(elsewhere)}",
+            observed=f"no memory policy: pages may also be on {tree.names(other_nodes)}",
         )
 
 

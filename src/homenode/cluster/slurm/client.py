@@ -258,8 +258,8 @@ def read_config(path: Path) -> SlurmConfig:
 
 
 def _read_included(top: Path, path: Path) -> str:
-    inside = path.resolve().relative_to(top)
-    return read_below(top, str(inside), _MAX_BYTES).decode("utf-8", "replace")
+    relative_path = path.resolve().relative_to(top)
+    return read_below(top, str(relative_path), _MAX_BYTES).decode("utf-8", "replace")
 
 
 _SUBMITTED_ID = re.compile(r"(\d{1,10})(?:;\S+)?", re.ASCII)

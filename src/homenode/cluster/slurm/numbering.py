@@ -114,9 +114,9 @@ def build_core_order(host: Host) -> CoreOrder:
     places = []
     for core in host.cores:
         first = by_index[next(iter(core.pus))]
-        above = (("package", first.package), ("node", first.node), ("llc", first.llc))
-        for level in above:
+        levels = (("package", first.package), ("node", first.node), ("llc", first.llc))
+        for level in levels:
             lowest[level] = min(lowest.get(level, _MANY), first.index)
-        places.append((above, first.index, core.pus))
+        places.append((levels, first.index, core.pus))
     places.sort(key=lambda place: (*(lowest[level] for level in place[0]), place[1]))
     return CoreOrder(tuple(pus for _, _, pus in places))

@@ -109,11 +109,11 @@ def link_ends(device: PciLink, port: PciLink | None, up: PciLink | None) -> tupl
             None,
             None,
         )
-    below, above = (
+    device_end, port_end = (
         PciLink(up.current_gt_per_s, up.current_width, end.max_gt_per_s, end.max_width)
         for end in ends
     )
-    return below, above
+    return device_end, port_end
 
 
 MAX_FUNCTIONS = 16_384
@@ -287,10 +287,10 @@ class _BdfNumbering(Struct):
         elif isinstance(child, Endpoint):
             at = self._endpoint_address(child, bus)
             bus = self.last = at.bus
-            below = None
+            device_end = None
             if child.model.link is not None:
-                below, link = link_ends(child.model.link, link, child.model.trained)
-            self._add_endpoint(child, at, bdf, below)
+                device_end, link = link_ends(child.model.link, link, child.model.trained)
+            self._add_endpoint(child, at, bdf, device_end)
         elif link is not None:  # nothing is up
             link = PciLink(None, None, link.max_gt_per_s, link.max_width)
         self._add_bridge(kind, bdf, parent, link, bus)
@@ -304,13 +304,13 @@ class _BdfNumbering(Struct):
             raise self.make_error(switch.location, "at most 32 ports of a switch", count)
         upstream = Bdf(self.domain, bus, 0, 0)
         own_link = switch.link or port_link or _DEFAULT_UPLINK
-        link, above = link_ends(own_link, port_link, switch.trained)
+        link, port_end = link_ends(own_link, port_link, switch.trained)
         inner = self._next_bus(switch.location)
         for i, child in enumerate(switch.children):
             bdf = Bdf(self.domain, inner, i, 0)
             self._add_port(child, PortType.SWITCH_DOWNSTREAM, bdf, upstream)
         self._add_bridge(PortType.SWITCH_UPSTREAM, upstream, parent, link, inner)
-        return above
+        return port_end
 
     def _add_bridge(
         self, kind: PortType, bdf: Bdf, parent: Bdf | None, link: PciLink | None, bus: int
@@ -318,8 +318,8 @@ class _BdfNumbering(Struct):
         """Add a port after all buses below it are numbered. bus: the first below it."""
         model = self.models[ROOT_PORT if kind is PortType.ROOT_PORT else SWITCH_PORT]
         port = self._build_function(model, bdf, parent, self.node, link)
-        below = PciBridge(kind, bus, self.last)
-        self.placed.append(PlacedFunction(replace(port, bridge=below, driver="pcieport")))
+        bridge = PciBridge(kind, bus, self.last)
+        self.placed.append(PlacedFunction(replace(port, bridge=bridge, driver="pcieport")))
 
     def _add_endpoint(
         self, endpoint: Endpoint, bdf: Bdf, parent: Bdf | None, link: PciLink | None

@@ -141,8 +141,8 @@ def _list_pins(
         else:
             pu_sets = _list_pu_sets(table, "pins", pins, online)
         if not pu_sets or (count is not None and count != len(pu_sets)):
-            shown = pins if isinstance(pins, str) else list(map(str, pins))
-            raise table.make_error("pins", f"the CPUs of each of {count or 'its'} vCPUs", shown)
+            value = pins if isinstance(pins, str) else list(map(str, pins))
+            raise table.make_error("pins", f"the CPUs of each of {count or 'its'} vCPUs", value)
         return pu_sets
     if count is None:
         raise table.make_error("vcpus", "a number of vCPUs, or pins", None)

@@ -124,11 +124,11 @@ def decode_value(value: object, value_type: type[T], source: str, location: str)
 def make_value_error(source: str, location: str, expected: str, value: object) -> InputError:
     """Return the error for an invalid value at a key."""
     value = list(value) if isinstance(value, tuple) else value
-    shown = "nothing" if value is None else repr(value)
-    if len(shown) > 120:
-        shown = f"{len(value)} of them" if isinstance(value, list) else shown[:117] + "..."
+    text = "nothing" if value is None else repr(value)
+    if len(text) > 120:
+        text = f"{len(value)} of them" if isinstance(value, list) else text[:117] + "..."
     place = f"{source}: {location}" if location else source
-    return InputError(f"{place}: expected {expected}, found {shown}")
+    return InputError(f"{place}: expected {expected}, found {text}")
 
 
 def _join(location: str, key: str) -> str:
@@ -191,8 +191,8 @@ def _explain(error: msgspec.ValidationError, value: Any, source: str, location: 
 
 def _list_keys(table: type[Struct]) -> Iterator[str]:
     yield from table.__struct_encode_fields__
-    for below in table.__subclasses__():
-        yield from _list_keys(below)
+    for subclass in table.__subclasses__():
+        yield from _list_keys(subclass)
 
 
 class HostDescription(Struct, frozen=True):

@@ -60,14 +60,14 @@ def check_against_libvirt(snapshot: Snapshot, host: Host) -> tuple[Gap, ...]:
     except ParseError as error:
         return (Gap("libvirt's view of the host", str(error)),)
     gaps: list[Gap] = []
-    ours = host.node_at
+    node_at = host.node_at
     # libvirt may omit nodes without CPUs and memory, of which a GH200 has 28.
     expected = {n.index for n in host.nodes if n.pus or n.memory_bytes}
-    if cells and (expected - set(cells) or set(cells) - set(ours)):
+    if cells and (expected - set(cells) or set(cells) - set(node_at)):
         cell_list = ", ".join(map(str, sorted(cells)))
         gaps.append(Gap("NUMA nodes", f"libvirt has {cell_list}; used the cells of sysfs"))
-    for index in sorted(set(cells) & set(ours)):
-        cell, node = cells[index], ours[index]
+    for index in sorted(set(cells) & set(node_at)):
+        cell, node = cells[index], node_at[index]
         pus = CpuSet(cell.siblings_of_pu) & host.online_pus
         if pus != node.pus:
             gaps.append(_make_gap(f"CPUs of node {index}", pus, node.pus))
@@ -79,15 +79,15 @@ def check_against_libvirt(snapshot: Snapshot, host: Host) -> tuple[Gap, ...]:
                 gaps.append(_make_gap(f"SMT siblings of CPU {pu}", siblings, core.pus))
                 break  # the first of a node is sufficient; there may be hundreds
         for other, distance in cell.distances:
-            own_distance = host.find_distance(index, other) if other in ours else None
+            own_distance = host.find_distance(index, other) if other in node_at else None
             if own_distance is not None and own_distance != distance:
                 subject = f"distance from node {index} to node {other}"
                 gaps.append(_make_gap(subject, distance, own_distance))
     return tuple(gaps)
 
 
-def _make_gap(subject: str, theirs: object, ours: object) -> Gap:
-    return Gap(subject, f"libvirt has {theirs}, sysfs has {ours}; used sysfs")
+def _make_gap(subject: str, libvirt_value: object, sysfs_value: object) -> Gap:
+    return Gap(subject, f"libvirt has {libvirt_value}, sysfs has {sysfs_value}; used sysfs")
 
 
 ReadDomain = Callable[[bytes, bool, str], RunningDomain]

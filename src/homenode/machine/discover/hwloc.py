@@ -354,5 +354,5 @@ def _find_first_package(machine: HwlocObject) -> HwlocObject:
         for child in level:
             if child.type == "Package":
                 return child
-        level = tuple(below for child in level for below in child.children)
+        level = tuple(grandchild for child in level for grandchild in child.children)
     return machine

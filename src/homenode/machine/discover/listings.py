@@ -160,10 +160,10 @@ def combine(first: Host, second: Host) -> Host:
     nodes = {node.index: node for node in base.nodes}
     pus_of = [{node.index: node.pus for node in host.nodes if node.pus} for host in (base, other)]
     for index in sorted(pus_of[0].keys() | pus_of[1].keys()) if all(pus_of) else ():
-        ours, theirs = (pus.get(index, "none") for pus in pus_of)
-        if ours != theirs:
+        base_pus, other_pus = (pus.get(index, "none") for pus in pus_of)
+        if base_pus != other_pus:
             raise InputError(
-                f"CPUs of node {index}: {ours} in {base.name}, {theirs} in {other.name}",
+                f"CPUs of node {index}: {base_pus} in {base.name}, {other_pus} in {other.name}",
                 hint="use listings of one machine, made at the same time",
             )
     for node in other.nodes:  # lscpu shows no node without CPUs

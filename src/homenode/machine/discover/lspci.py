@@ -149,11 +149,11 @@ def add_lspci(
     except ParseError as error:
         return devices, (Gap("names of PCI functions", str(error)),)
     gaps = [*_find_silent(function_at.values())]
-    for ours, theirs, place in (
+    for bdfs, other_bdfs, place in (
         ({device.bdf for device in devices}, set(function_at), "sysfs"),
         (set(function_at), {device.bdf for device in devices}, "lspci"),
     ):
-        if missing := sorted(theirs - ours):
+        if missing := sorted(other_bdfs - bdfs):
             gaps.append(Gap(format_functions(missing), f"{place} does not have them"))
     named_devices: list[PciDevice] = []
     for device in devices:
@@ -266,8 +266,8 @@ def _map_bridges(functions: Iterable[LspciFunction]) -> dict[tuple[int, int], Bd
 def _find_root(bdf: Bdf, parent_of: dict[Bdf, Bdf | None]) -> str:
     """Return the name of the root complex above. Each step leads to a lower bus, so it ends."""
     top = bdf
-    while (above := parent_of.get(top)) is not None:
-        top = above
+    while (parent := parent_of.get(top)) is not None:
+        top = parent
     return f"pci{top.domain:04x}:{top.bus:02x}"
 
 
@@ -288,13 +288,13 @@ def _merge_device(device: PciDevice, present: PciDevice | None, gaps: list[Gap])
         reason = f"the host's own source has another device there (class {present.class_code:06x})"
         gaps.append(Gap(f"{device.bdf}", f"{reason}; used lspci"))
         return device
-    for name, theirs, ours in (
+    for name, value, present_value in (
         ("node", device.node, present.node),
         ("link", device.link, present.link),
         ("bridge above", device.parent, present.parent),
     ):
-        if theirs is not None and ours is not None and theirs != ours:
-            reason = f"lspci has {theirs}, the host's own source has {ours}; used lspci"
+        if value is not None and present_value is not None and value != present_value:
+            reason = f"lspci has {value}, the host's own source has {present_value}; used lspci"
             gaps.append(Gap(f"{name} of {device.bdf}", reason))
     blanks = {
         name: getattr(present, name)

@@ -146,13 +146,13 @@ def add_tool_nodes(
         if device.root_complex in tools and device.node is not None:
             of_root.setdefault(device.root_complex, set()).add(device.node)
     node_of_root = {root: nodes.pop() for root, nodes in of_root.items() if len(nodes) == 1}
-    below: dict[str, list[Bdf]] = {}
+    bdfs_of_root: dict[str, list[Bdf]] = {}
     for i, device in enumerate(placed_devices):
         if device.node is None and device.root_complex in node_of_root:
             root = device.root_complex
             placed_devices[i] = replace(device, node=node_of_root[root], node_source=tools[root])
-            below.setdefault(root, []).append(device.bdf)
-    for root, bdfs in below.items():
+            bdfs_of_root.setdefault(root, []).append(device.bdf)
+    for root, bdfs in bdfs_of_root.items():
         reason = (
             f"the firmware reports none; node {node_of_root[root]}, as the GPUs of {root}: used"
         )

@@ -200,9 +200,9 @@ def read_pci_tree(
     devices = tuple(_read_device(tree, bdf) for bdf in sorted(places))
     roots, root_gaps = list_root_complexes(devices)
     # Only bridges and root complexes have functions below them.
-    above = {place.directory.rpartition("/")[0] for place in places.values() if place.is_in_tree}
-    above |= {places[bdf].directory for bdf in bridges}
-    gaps += find_missing_functions(snapshot, sorted(above), frozenset(places))
+    paths = {place.directory.rpartition("/")[0] for place in places.values() if place.is_in_tree}
+    paths |= {places[bdf].directory for bdf in bridges}
+    gaps += find_missing_functions(snapshot, sorted(paths), frozenset(places))
     gaps += malformed_files.list_gaps()
     gaps += root_gaps + find_unknown_fields(devices) + locality.find_gaps(snapshot, devices)
     return PciTree(roots, devices, tuple(gaps))
@@ -271,8 +271,8 @@ def place_by_path(real: str) -> TreePlace | None:
     names = real.split("/")
     for position in range(len(names) - 1, -1, -1):
         if _ROOT.fullmatch(names[position]):
-            above = names[position + 1 : -1]
-            return TreePlace(real, names[position], Bdf.parse(above[-1], real) if above else None)
+            chain = names[position + 1 : -1]
+            return TreePlace(real, names[position], Bdf.parse(chain[-1], real) if chain else None)
     return None
 
 
@@ -281,7 +281,7 @@ def _read_class_codes(
 ) -> dict[Bdf, int]:
     """Return each function's class from its file, else from its configuration space. A function
     without a class is a bridge if it has functions below it; otherwise its kind is unknown."""
-    above = {place.parent for place in places.values()}
+    parents = {place.parent for place in places.values()}
     codes: dict[Bdf, int] = {}
     unknown: list[Bdf] = []
     for bdf, place in places.items():
@@ -291,10 +291,10 @@ def _read_class_codes(
         if code is None or not 0 <= code < 1 << 24:
             header = _read_config(snapshot, place.directory)
             code = None if header is None else header.class_code
-        if code is None and bdf not in above:
+        if code is None and bdf not in parents:
             unknown.append(bdf)
         if code is None:
-            code = PCI_BRIDGE_CLASS << 8 if bdf in above else UNASSIGNED_CLASS
+            code = PCI_BRIDGE_CLASS << 8 if bdf in parents else UNASSIGNED_CLASS
         codes[bdf] = code
     if unknown:
         reason = "neither a class file nor configuration space: counted as of no known kind"
@@ -312,10 +312,10 @@ def _find_last_buses(parent_of: dict[Bdf, Bdf | None]) -> dict[Bdf, int]:
     """Return the highest bus with functions below each bridge."""
     last: dict[Bdf, int] = {}
     for bdf, parent in parent_of.items():
-        above, steps = parent, 0
-        while above is not None and steps < 32:
-            last[above] = max(last.get(above, 0), bdf.bus)
-            above, steps = parent_of.get(above), steps + 1
+        ancestor, steps = parent, 0
+        while ancestor is not None and steps < 32:
+            last[ancestor] = max(last.get(ancestor, 0), bdf.bus)
+            ancestor, steps = parent_of.get(ancestor), steps + 1
     return last
 
 

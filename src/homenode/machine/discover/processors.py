@@ -99,10 +99,10 @@ def classify_speeds(speeds: Sequence[int]) -> tuple[CoreKind | None, ...]:
     (None, None)
     """
     ladder = sorted(set(speeds))
-    for below, above in reversed(list(pairwise(ladder))):
-        if above >= below * STEP_RATIO:
+    for base, step in reversed(list(pairwise(ladder))):
+        if step >= base * STEP_RATIO:
             return tuple(
-                CoreKind.PERFORMANCE if speed >= above else CoreKind.EFFICIENCY for speed in speeds
+                CoreKind.PERFORMANCE if speed >= step else CoreKind.EFFICIENCY for speed in speeds
             )
     return (None,) * len(speeds)
 

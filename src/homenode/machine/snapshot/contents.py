@@ -129,14 +129,14 @@ def _expand_braces(names: str) -> list[str]:
 def _read_paths() -> Iterator[PathRule]:
     """Yield one rule for each row, or for each name in its braces."""
     rows = read_table("paths.txt")
-    for row, below in zip(rows, (*rows[1:], ""), strict=True):
+    for row, next_row in zip(rows, (*rows[1:], ""), strict=True):
         if row.startswith(" "):
             continue
         head, _, purpose = row.partition(" | ")
         kind, form, path, *options = head.split()
         directory, better = path.rpartition("/")[0], options[1] if options else None
         unless = better and (better if better.startswith("/") else f"{directory}/{better}")
-        keep = tuple(_LINES.findall(below.replace("\\t", "\t"))) if below[:1] == " " else ()
+        keep = tuple(_LINES.findall(next_row.replace("\\t", "\t"))) if next_row[:1] == " " else ()
         for glob in _expand_braces(path):
             yield PathRule(glob, PathKind(kind), TextForm[form], purpose, keep, unless)
 

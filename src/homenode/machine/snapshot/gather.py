@@ -105,8 +105,8 @@ def gather(snapshot: Snapshot) -> GatheredFiles:
 def expand_glob(snapshot: Snapshot, glob: str) -> Iterator[str]:
     """Yield paths that a glob names, sorted; a literal last part is not looked for."""
     directories = [""]
-    *above, last = glob.strip("/").split("/")
-    for part in above:
+    *parents, last = glob.strip("/").split("/")
+    for part in parents:
         directories = [
             f"{at}/{name}" for at in directories for name in _match_names(snapshot, at, part)
         ]

@@ -307,14 +307,14 @@ def _group_names(
         names.setdefault(directory, set())
     for paths in (files, links, directories):
         for path in paths:
-            below = path
-            while below not in ("", "/"):
-                directory, _, name = below.rpartition("/")
+            child = path
+            while child not in ("", "/"):
+                directory, _, name = child.rpartition("/")
                 directory = directory or "/"
                 siblings = names.get(directory)
                 if siblings is not None:
                     siblings.add(name)
                     break
                 names[directory] = {name}
-                below = directory
+                child = directory
     return names

@@ -499,9 +499,9 @@ def _copy(element: etree._Element, path: str) -> etree._Element:
                 clone.text = value
     for child in element:
         # Comments and entities are nodes without a name.
-        below = f"{path}/{child.tag}".lstrip("/") if isinstance(child.tag, str) else ""
-        if below in _DOMAIN and below:
-            clone.append(_copy(child, below))
+        child_path = f"{path}/{child.tag}".lstrip("/") if isinstance(child.tag, str) else ""
+        if child_path in _DOMAIN and child_path:
+            clone.append(_copy(child, child_path))
     return clone
 
 

@@ -166,8 +166,8 @@ def _format_roots(roots: list[tuple[str, bool]]) -> str:
     if not roots:
         return "none"
     names = [prefix or "(top)" for prefix, _ in roots]
-    shown = ", ".join(names[:10]) + (f" and {len(names) - 10} more" if len(names) > 10 else "")
-    return f"{len(names)}: {shown}"
+    text = ", ".join(names[:10]) + (f" and {len(names) - 10} more" if len(names) > 10 else "")
+    return f"{len(names)}: {text}"
 
 
 def _build_snapshot(name: str, tree: ArchiveTree, prefix: str, below_sys: bool) -> MemorySnapshot:

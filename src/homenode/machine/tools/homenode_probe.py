@@ -255,8 +255,8 @@ def _check_values(document: object) -> None:
         if seen > 40 * MAX_SAMPLES:
             raise ParseError(SOURCE, f"at most {MAX_SAMPLES} samples", "more")
         if isinstance(number, dict):
-            stack += [(below, str(key)) for key, below in number.items()]
+            stack += [(child, str(key)) for key, child in number.items()]
         elif isinstance(number, list):
-            stack += [(below, name) for below in number]
+            stack += [(child, name) for child in number]
         elif name in _ABOVE_ZERO and isinstance(number, int | float) and not 0 < number < math.inf:
             raise ParseError(SOURCE, f"{name} above zero", str(number))

@@ -75,10 +75,10 @@ def _select_run(tree: ArchiveTree, name: str) -> tuple[str, dict[str, bytes]]:
     files = {}
     for path, text in tree.files.items():
         _, _, inner_path = path.partition("/")
-        directory, _, inside = inner_path.partition("/")
-        if directory != name or not inside or inside.count("/") > 1 or not inside.isprintable():
+        directory, _, entry = inner_path.partition("/")
+        if directory != name or not entry or entry.count("/") > 1 or not entry.isprintable():
             raise InputError(f"{_SOURCE}: expected files of the run {name}, found {path[:200]!r}")
-        files[inside] = text.encode("utf-8", "surrogateescape")
+        files[entry] = text.encode("utf-8", "surrogateescape")
     if FILE not in files:
         raise InputError(f"{_SOURCE}: no {FILE} in the run {name}")
     return min(systems), files

@@ -258,16 +258,16 @@ def _find_leaves(root: Path, gaps: list[Gap]) -> Iterator[Path]:
             yield directory
             continue
         try:
-            below = sorted(
+            children = sorted(
                 child for child in directory.iterdir() if child.is_dir() and not child.is_symlink()
             )
         except OSError as error:
             gaps.append(Gap(str(directory), f"cannot be listed: {error.strerror}"))
             continue
-        below = [child for child in below if not child.name.startswith(".")]
-        if not below:
+        children = [child for child in children if not child.name.startswith(".")]
+        if not children:
             yield directory
         elif depth == MAX_DEPTH:
             gaps.append(Gap(str(directory), f"more than {MAX_DEPTH} directories deep"))
         else:
-            queue += [(child, depth + 1) for child in below]
+            queue += [(child, depth + 1) for child in children]

@@ -242,10 +242,10 @@ def _read_placement(document: ProbeDocument) -> Iterator[BracketedSample]:
 
 def _check_pages(pages: Pages, node: int | None) -> None:
     """Refuses memory that was bound to a node and is elsewhere. Raises ParseError."""
-    elsewhere = sorted(set(pages.pages_of_node) - {str(node)})
-    if node is not None and elsewhere:
+    other_nodes = sorted(set(pages.pages_of_node) - {str(node)})
+    if node is not None and other_nodes:
         raise ParseError(
-            SOURCE, f"all pages on node {node}", f"some on node {', '.join(elsewhere)}"
+            SOURCE, f"all pages on node {node}", f"some on node {', '.join(other_nodes)}"
         )
 
 

@@ -171,11 +171,11 @@ class CompanionDevices(Struct, frozen=True, dict=True):
         at = self.host.device_at
         named_nics = [at[bdf] for bdf in self.request.devices if at[bdf].kind is DeviceKind.NIC]
         devices = [*gpus, *named_nics]
-        above = self.host.switch_above
-        served_bdfs = own_nics(devices, {device.bdf: above(device.bdf) for device in devices})
+        switch_of = self.host.switch_above
+        served_bdfs = own_nics(devices, {device.bdf: switch_of(device.bdf) for device in devices})
         unserved_gpus = [gpu for gpu in gpus if gpu.bdf not in served_bdfs]
         unserved_gpus += [at[bdf] for bdf in self.nics]
-        switches = {device.bdf: above(device.bdf) for device in unserved_gpus}
+        switches = {device.bdf: switch_of(device.bdf) for device in unserved_gpus}
         return (self.nics[nic] for nic in own_nics(unserved_gpus, switches).values())
 
     def board_choices(

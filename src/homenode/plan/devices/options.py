@@ -198,8 +198,8 @@ class DeviceOptions(Struct, frozen=True, dict=True):
 
     def sets_lost(self, gpus: int) -> int:
         """Return the number of GPU sets that these and the named GPUs break."""
-        mine = gpus | self.named_gpus
-        return sum(bool(gpu_set & mine) and bool(gpu_set & ~mine) for gpu_set in self.sets)
+        all_gpus = gpus | self.named_gpus
+        return sum(bool(gpu_set & all_gpus) and bool(gpu_set & ~all_gpus) for gpu_set in self.sets)
 
     def node_gaps(self, devices: Iterable[Bdf]) -> Iterator[Gap]:
         """Yield a gap for each of these functions whose node is unknown."""

@@ -260,11 +260,11 @@ class Attempt:
         result = []
         options = problem.devices.options
         for placing in rivals:
-            theirs = name_terms(placing.cost, names)
-            differing = next(a.name for a, b in zip(cost_terms, theirs, strict=True) if a != b)
+            rival_terms = name_terms(placing.cost, names)
+            differing = next(a.name for a, b in zip(cost_terms, rival_terms, strict=True) if a != b)
             nodes = tuple(NodeIndex(node) for node in placing.cost.nodes)
             gpus = options.list_functions(placing.gpus) if options.count else ()
-            result.append(RunnerUp(nodes, theirs, differing, gpus))
+            result.append(RunnerUp(nodes, rival_terms, differing, gpus))
         return tuple(sorted(result, key=lambda rival: [term.value for term in rival.cost]))
 
     def _host_gaps(self) -> Iterator[Gap]:

@@ -214,8 +214,8 @@ class _LadderSearch:
         # Long because three conditions, each with its reason, stop the comparison early.
         cores_first = self.request.options.policy is Policy.CORES_FIRST
         shares = first.fallback.shares
-        elsewhere = first.fallback.memory is MemoryRule.ELSEWHERE
-        if self.request.options.explicit_cells or (not shares and (elsewhere or not cores_first)):
+        is_remote = first.fallback.memory is MemoryRule.ELSEWHERE
+        if self.request.options.explicit_cells or (not shares and (is_remote or not cores_first)):
             return None
         problem = first.problem
         names = problem.first[: problem.first.index("nodes_spanned") if cores_first else 1]
@@ -229,7 +229,7 @@ class _LadderSearch:
 
         least = {"vcpus_beyond_cores": 0, "device_class": LOCAL_DISTANCE, "packages_spanned": 1}
         limits = (*(least.get(name, 0) for name in names), 0)
-        if all(mine <= limit for mine, limit in zip(concerns(best), limits, strict=True)):
+        if all(value <= limit for value, limit in zip(concerns(best), limits, strict=True)):
             return None
         # If nodes hold as much as before, alone and together, the same sets hold the VM.
         roomier = [
@@ -257,10 +257,10 @@ class _LadderSearch:
             self.is_sure &= is_known or not may_be_better(other)
             if solution is None:
                 continue
-            count = 1 if elsewhere or other.fallback.memory is MemoryRule.ELSEWHERE else None
+            count = 1 if is_remote or other.fallback.memory is MemoryRule.ELSEWHERE else None
             is_better = concerns(other.best.cost)[:count] < concerns(best)[:count]
             if is_better and other.is_possible:
                 self._reject_single_nodes(other)
                 best, better = other.best.cost, other
-                elsewhere = other.fallback.memory is MemoryRule.ELSEWHERE
+                is_remote = other.fallback.memory is MemoryRule.ELSEWHERE
         return better

@@ -154,16 +154,16 @@ def judge_whole_host(attempt: Attempt) -> Rejection:
             "of a guest node",
             "spread the memory devices over the guest nodes, or make them smaller",
         )
-    elsewhere = ""
+    advice = ""
     if request.layout.memory is MemoryBinding.BOUND_PER_CELL:
-        elsewhere = ", or use --layout pin-bound: memory of other nodes helps there"
+        advice = ", or use --layout pin-bound: memory of other nodes helps there"
     capacity = sum(problem.capacities)
     if capacity < problem.groups:
         return _make_memory_rejection(
             attempt,
             indices,
             f"{memory} needed; {capacity} of {problem.groups} cores have their share on their node",
-            f"{_memory_hint(attempt)}{elsewhere}",
+            f"{_memory_hint(attempt)}{advice}",
         )
     if any(problem.distances.unreachable):
         return Rejection(
@@ -174,7 +174,7 @@ def judge_whole_host(attempt: Attempt) -> Rejection:
         attempt,
         indices,
         f"each node gets a core of the VM: {plural(number, 'node')} do not hold {memory}",
-        f"{_memory_hint(attempt)}, or more --vcpus{elsewhere}",
+        f"{_memory_hint(attempt)}, or more --vcpus{advice}",
     )
 
 
@@ -242,7 +242,7 @@ def make_error(
     fit if it has no other hint; its value has every rejection. The nearest is the first that more
     cores would not fix; else the fallback that lacks the fewest cores."""
     host, request, unique = search.host, search.request, tuple(dict.fromkeys(rejections))
-    shown = next(iter(unique), None)
+    cause = next(iter(unique), None)
     if misses:
         of_cores = ("cores", "pus", "host-core")
         nearest = max(
@@ -251,7 +251,7 @@ def make_error(
         first, miss = next(
             (rejection for rejection in misses if rejection[1].constraint not in of_cores), nearest
         )
-        shown = miss
+        cause = miss
         problem, also = first.problem, ""
         if miss.hint is None and not (count := _find_most_vcpus(first, problem)):
             problem = replace(
@@ -260,17 +260,17 @@ def make_error(
             count, also = _find_most_vcpus(first, problem), " and less memory"
         if miss.hint is None and count:
             with_siblings = " --keep-vcpus" if request.keep_vcpus else ""
-            shown = replace(miss, hint=f"--vcpus {count}{with_siblings}{also}")
-        unique = tuple(shown if rejection == miss else rejection for rejection in unique)
-    reason = "no core is free" if shown is None else shown.detail
-    is_memory = misses and shown is not None and shown.constraint in ("memory", "pages")
+            cause = replace(miss, hint=f"--vcpus {count}{with_siblings}{also}")
+        unique = tuple(cause if rejection == miss else rejection for rejection in unique)
+    reason = "no core is free" if cause is None else cause.detail
+    is_memory = misses and cause is not None and cause.constraint in ("memory", "pages")
     if free_text := _free_memory(first) if is_memory else None:
         reason = f"{format_memory(request)} needed, {free_text} free"
     return Unplannable(
         f"{request.guest.name} does not fit {host.name}: {reason}",
         unique,
-        hint=None if shown is None else shown.hint,
-        nearest=shown,
+        hint=None if cause is None else cause.hint,
+        nearest=cause,
         quotes_nearest=not free_text,
     )
 

@@ -81,7 +81,7 @@ def _prefer_equal(problem: SearchProblem, uneven: "_Search") -> Solution | None:
     is_sure = uneven.node_sets.exact
     first = uneven.node_sets_by_terms[0][0] if uneven.node_sets_by_terms else least
     costs = zip(problem.first, least, first, strict=True)
-    if all(mine <= other for name, mine, other in costs if name in _COSTS_OF_EQUALITY):
+    if all(cost <= other for name, cost, other in costs if name in _COSTS_OF_EQUALITY):
         preferred = equal.solution()
         return preferred if is_sure or preferred is None else replace(preferred, optimal=None)
     solution = uneven.solution()

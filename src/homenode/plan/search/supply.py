@@ -181,14 +181,14 @@ class Part(NamedTuple):
                     drawn_counts[tier.rank, llc] = groups
                 missing -= tier.total
                 continue
-            outside = [row for row in tier.llcs if row[0] not in used]
-            inside = [row for row in tier.llcs if row[0] in used]
-            tightest = _find_largest(outside, missing - sum(groups for _, groups, _ in inside))
+            new_llcs = [row for row in tier.llcs if row[0] not in used]
+            own_llcs = [row for row in tier.llcs if row[0] in used]
+            tightest = _find_largest(new_llcs, missing - sum(groups for _, groups, _ in own_llcs))
             per_llc = _count_per_llc(count, len(used) + len(tightest), used, tier)
             if per_llc:
-                wide = sorted((-size, groups, llc) for llc, groups, size in outside)
+                wide = sorted((-size, groups, llc) for llc, groups, size in new_llcs)
                 wide = [row for row in wide if row[1] >= per_llc]
-                for llc, _, _ in inside:
+                for llc, _, _ in own_llcs:
                     drawn_counts[tier.rank, llc] = per_llc - used[llc]
                 for _, _, llc in wide[: len(tightest)]:
                     drawn_counts[tier.rank, llc] = per_llc
@@ -198,7 +198,7 @@ class Part(NamedTuple):
                 for (llc, _, _), groups in zip(tier.llcs, parts, strict=True):
                     drawn_counts[tier.rank, llc] = groups
                 break
-            for llc, groups, _ in (*inside, *(outside[i] for i in tightest)):
+            for llc, groups, _ in (*own_llcs, *(new_llcs[i] for i in tightest)):
                 drawn_counts[tier.rank, llc] = min(missing, groups)
                 missing -= min(missing, groups)
             break

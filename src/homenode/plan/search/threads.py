@@ -177,10 +177,10 @@ def _own_spare_cores(
     free: FreeCpus, nodes: Sequence[int], vcpu_pus: CpuSet
 ) -> dict[int, list[int]]:
     """Return spare cores of each of the VM's nodes, cores of its own LLCs first."""
-    mine = frozenset(
+    own_llcs = frozenset(
         shape.llc for node in nodes for pus, shape in free.nodes[node].cores if pus & vcpu_pus.bits
     )
-    return {node: _list_spare_cores(free, node, vcpu_pus, mine) for node in nodes}
+    return {node: _list_spare_cores(free, node, vcpu_pus, own_llcs) for node in nodes}
 
 
 def _list_far_cores(free: FreeCpus, nodes: Sequence[int], vcpu_pus: CpuSet) -> Iterator[int]:

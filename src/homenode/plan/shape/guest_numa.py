@@ -133,8 +133,8 @@ def choose_granule(memory_bytes: int, page_bytes: int | None) -> int:
     step = page_bytes or KIB
     if memory_bytes % step == 0:
         return step
-    below = memory_bytes // step * step
-    nearest = [size for size in (below, below + step) if size > 0]
+    floor = memory_bytes // step * step
+    nearest = [size for size in (floor, floor + step) if size > 0]
     raise InputError(
         f"memory of {memory_bytes // KIB} KiB: expected whole pages of {format_bytes(step)}, "
         f"found {memory_bytes / step:.3f} pages",
@@ -180,13 +180,13 @@ def _read_given_memory(
         )
     for cell, size in enumerate(sizes):
         if size < granule or size % granule:
-            below = size // granule * granule
+            floor = size // granule * granule
             raise InputError(
                 f"guest cell {cell}: expected memory in whole pages of {format_bytes(granule)}, "
                 f"found {format_bytes(size)}",
                 hint="use "
                 + " or ".join(
-                    format_bytes(nearest) for nearest in (below, below + granule) if nearest
+                    format_bytes(nearest) for nearest in (floor, floor + granule) if nearest
                 )
                 + " there, or smaller pages",
             )

@@ -328,9 +328,9 @@ class _PcieBuild:
         expander = self.document.expander_above(bus)
         assert expander is not None, "a device that stays is on an expander bus"
         self._roots[expander.index] = group.root
-        above = self.controllers[bus].address
-        if group.switch is not None and above is not None:
-            self._switches[above.bus] = group.switch
+        address = self.controllers[bus].address
+        if group.switch is not None and address is not None:
+            self._switches[address.bus] = group.switch
 
     def expander(self, cell: int, root: str) -> int:
         """Return the index of an expander bus of the cell and root complex with a free slot."""
@@ -345,8 +345,8 @@ class _PcieBuild:
         if group.switch is None:
             return self._take_port(self._root_port(group))
         for upstream, switch in sorted(self._switches.items()):
-            above = expander_above(self.controllers, upstream)
-            is_ours = above is not None and above.cell == group.cell and switch == group.switch
+            root = expander_above(self.controllers, upstream)
+            is_ours = root is not None and root.cell == group.cell and switch == group.switch
             if is_ours and len(self._slots.get(upstream, ())) < SLOTS_PER_BUS:
                 break
         else:
@@ -368,22 +368,22 @@ class _PcieBuild:
     def number_buses(self) -> tuple[GuestPciController, ...]:
         """Return the expander buses of cells and all ports below them, by index, with bus windows.
         Raises Unplannable if bus numbers run out."""
-        below: dict[int, list[int]] = {i: [] for i, c in self.controllers.items() if _is_bus(c)}
+        trees: dict[int, list[int]] = {i: [] for i, c in self.controllers.items() if _is_bus(c)}
         for index, controller in self.controllers.items():
-            above = None if controller.address is None else controller.address.bus
-            expander = None if above is None else expander_above(self.controllers, above)
+            bus = None if controller.address is None else controller.address.bus
+            expander = None if bus is None else expander_above(self.controllers, bus)
             if expander is not None and not _is_bus(controller):
-                below[expander.index].append(index)
-        ours = [i for i in below if self.controllers[i].cell is not None]
-        ours.sort(key=lambda i: (self.controllers[i].cell, i))
+                trees[expander.index].append(index)
+        cell_buses = [i for i in trees if self.controllers[i].cell is not None]
+        cell_buses.sort(key=lambda i: (self.controllers[i].cell, i))
         # libvirt adds a port on pcie.0 for each missing index below the highest.
         last = max((self.document.last_index, *self.controllers))
-        root_buses = last + 1 - sum(1 + len(ports) for ports in below.values())
-        needs = {i: 1 + len(below[i]) for i in ours}
-        bus_nrs = {i: nr for i in below if (nr := self.controllers[i].bus_nr) is not None}
-        foreign = [range(nr, nr + 1 + len(below[i])) for i, nr in bus_nrs.items() if i not in needs]
-        mine = {i: bus_nrs[i] for i in ours if i in bus_nrs}
-        for fixed_numbers, room in product((mine, {}), ROOM):
+        root_buses = last + 1 - sum(1 + len(ports) for ports in trees.values())
+        needs = {i: 1 + len(trees[i]) for i in cell_buses}
+        bus_nrs = {i: nr for i in trees if (nr := self.controllers[i].bus_nr) is not None}
+        foreign = [range(nr, nr + 1 + len(trees[i])) for i, nr in bus_nrs.items() if i not in needs]
+        own_numbers = {i: bus_nrs[i] for i in cell_buses if i in bus_nrs}
+        for fixed_numbers, room in product((own_numbers, {}), ROOM):
             numbers = _assign_bus_numbers(needs, fixed_numbers, foreign, room)
             lowest = min(numbers.values(), default=BUS_COUNT)
             if lowest >= root_buses:
@@ -398,7 +398,7 @@ class _PcieBuild:
         starts = sorted([*numbers.values(), *(span.start for span in foreign), BUS_COUNT])
         result = []
         models = set(PortModel)
-        for index in sorted({*ours, *(port for i in ours for port in below[i])}):
+        for index in sorted({*cell_buses, *(port for i in cell_buses for port in trees[i])}):
             controller, number = self.controllers[index], numbers.get(index)
             if controller.model not in models:
                 continue

@@ -28,7 +28,7 @@ def build_summary_table(
 ) -> Table:
     """Return a row for each alternative of each machine, a column for each metric measured."""
     series = [machine.series for machine in machines]
-    shown = [
+    metrics = [
         metric
         for metric in METRICS.values()
         if any(
@@ -37,16 +37,16 @@ def build_summary_table(
             for entry in by_label.values()
         )
     ]
-    units = {metric.id: _column_unit(metric, series) for metric in shown}
+    units = {metric.id: _column_unit(metric, series) for metric in metrics}
     # A word joiner behind the slash keeps a unit on one line.
     names = {key: unit.replace("/", "/\u2060") for key, (_, unit) in units.items()}
-    metrics = tuple(f"{metric.title}, {names[metric.id]}" for metric in shown)
+    headings = tuple(f"{metric.title}, {names[metric.id]}" for metric in metrics)
     rows: list[tuple[Cell, ...]] = []
     for machine, by_label, anchor in zip(machines, series, anchors, strict=True):
-        best = {metric.id: _best_alternative(machine, metric) for metric in shown}
+        best = {metric.id: _best_alternative(machine, metric) for metric in metrics}
         for position, alternative in enumerate(machine.alternatives):
             label, by_key = alternative.label, by_label[alternative.label]
-            cells = [_format_result(by_key, m, units[m.id], best[m.id] == label) for m in shown]
+            cells = [_format_result(by_key, m, units[m.id], best[m.id] == label) for m in metrics]
             if not any(cell.lines[0] for cell in cells):
                 continue
             heads = [run.head for run in alternative.runs]
@@ -64,7 +64,7 @@ def build_summary_table(
                     Cell((str(boots) if boots else "",), order=float(boots)),
                 )
             )
-    columns = ("system", "layout", "vCPUs", *metrics, "results", "boots")
+    columns = ("system", "layout", "vCPUs", *headings, "results", "boots")
     if not any(row[-1].lines[0] for row in rows):  # published only: the number of boots is unknown
         columns, rows = columns[:-1], [row[:-1] for row in rows]
     about = (
@@ -74,7 +74,7 @@ def build_summary_table(
     return Table(
         heads=columns,
         rows=tuple(rows),
-        numeric=("vCPUs", "boots", *metrics),
+        numeric=("vCPUs", "boots", *headings),
         name="Summary of all machines and layouts",
         caption=about if paper else f"{about} Press a column's name to sort.",
         look="summary",
@@ -138,7 +138,7 @@ def _choose_series(series: Mapping[SeriesKey, Series], metric: Metric) -> Series
     Values in another unit (ratios to an unprinted reference) do not fit in a column."""
     keys = choose_headline(series, metric) or find_only_variant(series, metric)
     candidates = [series[key] for key in keys if key.unit == metric.unit]
-    return max(candidates, key=lambda shown: shown.samples, default=None)
+    return max(candidates, key=lambda candidate: candidate.samples, default=None)
 
 
 def _list_parts(series: Mapping[SeriesKey, Series], metric: Metric) -> list[Series]:

@@ -85,9 +85,9 @@ def build_forest_pictures(machine: ReportedMachine) -> Iterator[Picture]:
         charts: dict[str, list[ForestRow]] = {}
         for label in comparison.alternatives:
             effects = [effect for effect in comparison.effects if effect.alternative == label]
-            shown = sorted(filter(is_whole, effects), key=lambda effect: not effect.primary)
-            if shown:
-                charts[label] = [_forest_row(e, comparison.bare) for e in shown[:MAX_EFFECTS]]
+            ranking = sorted(filter(is_whole, effects), key=lambda effect: not effect.primary)
+            if ranking:
+                charts[label] = [_forest_row(e, comparison.bare) for e in ranking[:MAX_EFFECTS]]
         if machine.is_published and not any(r.low for rows in charts.values() for r in rows):
             continue  # the bars show the same multiples, and no result has an interval
         end = choose_axis_end([row for rows in charts.values() for row in rows])

@@ -388,10 +388,10 @@ def _replace(
     document: Document, planned_pins: dict[Key, CpuSet], present: list[tuple[Key, Element, CpuSet]]
 ) -> Document:
     """Replace all pins; the new pins are at the place of the first old pin, else at the front."""
-    ours = {element.start for _, element, _ in present}
+    starts = {element.start for _, element, _ in present}
     # Number of other elements before the first pin.
     children = document.root.all("cputune/*")
-    ahead = next((i for i, e in enumerate(children) if e.start in ours), 0)
+    ahead = next((i for i, e in enumerate(children) if e.start in starts), 0)
     document = remove_all(document, [element for _, element, _ in present])
     news = [_make_pin(key, pus) for key, pus in planned_pins.items()]
     cputune = document.root.child("cputune")

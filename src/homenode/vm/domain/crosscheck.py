@@ -81,15 +81,15 @@ def _check_cells(document: Document) -> Iterator[Finding]:
     cells = read_cells(document)
     everything = CpuSet(range(vcpus))
     seen_vcpus = CpuSet()
-    for i, (_, inside) in enumerate(cells):
+    for i, (_, members) in enumerate(cells):
         subject = Subject(f"cell {i}", "cell", i)
-        if not inside.isdisjoint(seen_vcpus):
-            yield _make_finding("cells-overlap", subject, "vCPUs of its own", inside & seen_vcpus)
-        if not inside <= everything:
+        if not members.isdisjoint(seen_vcpus):
+            yield _make_finding("cells-overlap", subject, "vCPUs of its own", members & seen_vcpus)
+        if not members <= everything:
             yield _make_finding(
-                "cell-unknown-vcpu", subject, f"vCPUs below {vcpus}", inside - everything
+                "cell-unknown-vcpu", subject, f"vCPUs below {vcpus}", members - everything
             )
-        seen_vcpus |= inside
+        seen_vcpus |= members
     if cells and seen_vcpus & everything != everything:
         missing = str(everything - seen_vcpus)
         yield _make_finding(

@@ -71,8 +71,8 @@ class Element(Struct, frozen=True):
 
     def all(self, path: str) -> tuple["Element", ...]:
         """Return the elements at a path, in document order; of any name if it ends in "*"."""
-        above, _, name = path.rpartition("/")
-        parent = self.find(above) if above else self
+        parent_path, _, name = path.rpartition("/")
+        parent = self.find(parent_path) if parent_path else self
         children = () if parent is None else parent.children
         return tuple(child for child in children if name in ("*", child.name))
 
@@ -84,11 +84,11 @@ class Element(Struct, frozen=True):
 
     def value(self, path: str) -> str | None:
         """The attribute at a path, or the stripped text of the element there; None if missing."""
-        above, _, name = path.rpartition("/")
+        owner_path, _, name = path.rpartition("/")
         if not name.startswith("@"):
             element = self.find(path)
             return None if element is None else element.text.strip() or None
-        owner = self.find(above) if above else self
+        owner = self.find(owner_path) if owner_path else self
         return None if owner is None else owner.get(name[1:])
 
     def walk(self) -> Iterator["Element"]:

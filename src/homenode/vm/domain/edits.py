@@ -90,9 +90,9 @@ def set_text(document: Document, element: Element, text: str) -> list[Edit]:
         open_tag = _open_tag(document, element)
         closing = f"</{element.tag}>".encode()
         return [Edit(open_tag.start, open_tag.end, open_tag.new + escape_xml(text) + closing)]
-    inside = document.text[element.tag_end : element.content_end]
-    bare = inside.strip(_BLANK)
-    start = element.tag_end + (inside.find(bare) if bare else 0)
+    content = document.text[element.tag_end : element.content_end]
+    bare = content.strip(_BLANK)
+    start = element.tag_end + (content.find(bare) if bare else 0)
     if b"<" in bare:  # a comment or CDATA next to the text: no single place to write
         return [Edit(element.tag_end, element.content_end, escape_xml(text))]
     return [Edit(start, start + len(bare), escape_xml(text))]
@@ -133,8 +133,8 @@ def append(document: Document, parent: Element, new: Iterable[NewElement]) -> li
         open_tag = _open_tag(document, parent)
         closing = outer + f"</{parent.tag}>".encode()
         return [Edit(open_tag.start, open_tag.end, open_tag.new + new_text + closing)]
-    inside = document.text[parent.tag_end : parent.content_end]
-    offset = parent.tag_end + len(inside.rstrip(_BLANK))
+    content = document.text[parent.tag_end : parent.content_end]
+    offset = parent.tag_end + len(content.rstrip(_BLANK))
     tail = b"" if b"\n" in document.text[offset : parent.content_end] else outer
     return [Edit(offset, offset, new_text + tail)]
 
@@ -212,8 +212,8 @@ def edit_attributes(document: Document, path: str, values: Attributes) -> Docume
     element = document.root.find(path)
     if element is not None:
         return apply(document, set_attributes(document, element, values))
-    above, _, name = path.rpartition("/")
-    return insert_at(document, above, NewElement(name, values))
+    parent_path, _, name = path.rpartition("/")
+    return insert_at(document, parent_path, NewElement(name, values))
 
 
 def remove_all(document: Document, elements: Iterable[Element]) -> Document:

@@ -263,11 +263,11 @@ def _list_memnodes(document: Document) -> list[tuple[int, Element]]:
 
 def _remove_binding(document: Document) -> Document:
     record = read_record(document)
-    ours = record is not None and record.layout.memory is not MemoryBinding.KEEP
+    is_ours = record is not None and record.layout.memory is not MemoryBinding.KEEP
     cells = len(cell_elements(document))
     # libvirt rejects a <memnode> for a cell that does not exist.
-    stale = [element for cell, element in _list_memnodes(document) if ours or cell >= cells]
-    stale += document.root.all("numatune/memory") if ours else ()
+    stale = [element for cell, element in _list_memnodes(document) if is_ours or cell >= cells]
+    stale += document.root.all("numatune/memory") if is_ours else ()
     document = remove_all(document, stale)
     numatune = document.root.child("numatune")
     if stale and numatune is not None and is_bare(document, numatune):

@@ -180,8 +180,8 @@ class _Merge(Struct, frozen=True):
 
     def _is_empty(self, put: Element | None, current: Element) -> bool:
         """Return whether the element has only content that the layout added."""
-        theirs = dict(current.attributes).items() - dict(put.attributes if put else ()).items()
-        return not theirs and current.text.strip() == (put.text.strip() if put else "")
+        extras = dict(current.attributes).items() - dict(put.attributes if put else ()).items()
+        return not extras and current.text.strip() == (put.text.strip() if put else "")
 
     def _merge_attributes(
         self, place: str, was: Element | None, put: Element | None, current: Element

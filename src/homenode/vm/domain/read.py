@@ -54,10 +54,10 @@ def open_domain(xml: bytes, source: str) -> Document:
     document = parse_document(xml, source)
     root = document.root
     if root.name != "domain":
-        inside = next((e for e in root.walk() if e.name == "domain"), None)
+        domain = next((e for e in root.walk() if e.name == "domain"), None)
         hint = "try: virsh dumpxml --inactive NAME"
-        if inside is not None:
-            hint = f"it holds a <domain> at line {inside.line}: pass only this element; {hint}"
+        if domain is not None:
+            hint = f"it holds a <domain> at line {domain.line}: pass only this element; {hint}"
         raise InputError(f"{source}:{root.line}: expected <domain>, found <{root.tag}>", hint=hint)
     hypervisor = _OTHER_HYPERVISORS.get((root.get("type") or "").strip())
     if hypervisor is not None:
@@ -223,7 +223,7 @@ def _list_device_settings(document: Document) -> Iterator[str]:
             yield f"hostdev {bdf} driver={program}"
 
 
-def _format_lines(element: Element, above: str = "") -> Iterator[str]:
+def _format_lines(element: Element, prefix: str = "") -> Iterator[str]:
     """Yield a line for an element and each element below it."""
     values = dict(element.attributes)
     text = element.text.strip()
@@ -243,9 +243,9 @@ def _format_lines(element: Element, above: str = "") -> Iterator[str]:
             values[name] = str(CpuSet.parse(values[name], element.source))
     words = [f"{name}={value}" for name, value in sorted(values.items())]
     if words or text or element.name not in _NOT_PRINTED:
-        yield " ".join(filter(None, (f"{above}{element.tag}", *words, text)))
+        yield " ".join(filter(None, (f"{prefix}{element.tag}", *words, text)))
     for child in element.children:
-        yield from _format_lines(child, f"{above}{element.tag} ")
+        yield from _format_lines(child, f"{prefix}{element.tag} ")
 
 
 def find_nvram_file(document: Document) -> str | None:

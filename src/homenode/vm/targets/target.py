@@ -247,15 +247,15 @@ def list_settings(target: Target, content: bytes) -> tuple[str, ...]:
     """Return the settings of a file that are homenode's: lines without blanks, quotes, comments,
     sections and `users_own`, each behind the less indented ones above it, in a script behind the
     one before."""
-    settings, above, section = [], list[tuple[int, str]](), ""
+    settings, parents, section = [], list[tuple[int, str]](), ""
     for line in content.decode("utf-8", "replace").splitlines():
         text = "".join(line.split()).rstrip(",\\").translate(_NO_QUOTES)
         section = line.strip() if line.startswith("[") else section
         if section or not text or (text.startswith("#") and not text.startswith("#!")):
             continue
         depth = len(line) - len(line.lstrip())
-        above = [line_above for line_above in above if line_above[0] < depth] + [(depth, text)]
-        path = " ".join(line_above for _, line_above in above)
+        parents = [line_above for line_above in parents if line_above[0] < depth] + [(depth, text)]
+        path = " ".join(line_above for _, line_above in parents)
         if not (target.users_own and re.match(target.users_own, path)):
             settings.append(path)
     if content.startswith(b"#!"):

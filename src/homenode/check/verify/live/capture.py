@@ -146,11 +146,11 @@ class ProcFiles:
     @cached_property
     def tasks(self) -> "tuple[_Task, ...]":
         """Threads of every process except the kernel's and homenode's."""
-        ours = self.find_own_processes()
+        own_processes = self.find_own_processes()
         return tuple(
             task
             for process in self.list_numbers("/proc")
-            if process not in ours
+            if process not in own_processes
             for task in _list_tasks(self, process)
         )
 

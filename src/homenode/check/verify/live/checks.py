@@ -146,8 +146,8 @@ def check_placement(expected_vm: Vm, vm: RunningVm) -> Iterator[Finding]:
             fix=None if is_single else UNSET,
             source=f"/proc/{vm.process}/task",
         )
-    shown = _vm_shown(expected_vm, vm)
-    for difference in diff(_build_visible_vm(expected_vm, shown, vm), shown, facts, _LIVE_FACTS):
+    actual = _vm_shown(expected_vm, vm)
+    for difference in diff(_build_visible_vm(expected_vm, actual, vm), actual, facts, _LIVE_FACTS):
         file = _OF_MEMORY.get(difference.fact.id)
         source = expected_vm.source if file is None else f"/proc/{vm.process}/{file}"
         name, details = _choose_finding(difference, vm)

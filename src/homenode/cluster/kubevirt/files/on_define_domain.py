@@ -118,15 +118,15 @@ class PciControllers:
         return self.add(ROOT_PORT, bus, min(free), cell)
 
     def number_buses(self):  # the highest that are free; those of the document if they do
-        ours = sorted((cell, i) for i, cell in self.cell_of.items() if cell is not None)
-        below = [self.bus_above(address_of(controller)) for controller in self.by_index.values()]
-        root = max(self.by_index) + 1 - len(self.cell_of) - sum(bus is not None for bus in below)
-        need = {i: 1 + below.count(i) for i in self.cell_of}
+        cell_buses = sorted((cell, i) for i, cell in self.cell_of.items() if cell is not None)
+        roots = [self.bus_above(address_of(controller)) for controller in self.by_index.values()]
+        root = max(self.by_index) + 1 - len(self.cell_of) - sum(bus is not None for bus in roots)
+        need = {i: 1 + roots.count(i) for i in self.cell_of}
         bus_numbers = {i: nr for i in self.cell_of if (nr := self.value(i, "busNr")) is not None}
         foreign = {i: nr for i, nr in bus_numbers.items() if self.cell_of[i] is None}
         for fixed_numbers, room in product((bus_numbers, foreign), (8, 2)):
             windows = {i: (nr, nr + need[i]) for i, nr in fixed_numbers.items()}
-            for _, index in reversed(ours):
+            for _, index in reversed(cell_buses):
                 top, size = 256, need[index] + room - need[index] % room
                 for first, past in sorted(windows.values(), reverse=True):
                     top = top if top - size >= past else min(top, first)
@@ -136,7 +136,7 @@ class PciControllers:
                 break
         else:
             raise ValueError("PCI bus numbers: expected 256 to suffice, found a need for more")
-        for cell, index in ours:
+        for cell, index in cell_buses:
             pci = self.by_index[index]
             target = (pci.findall("target") or [ElementTree.SubElement(pci, "target")])[0]
             target.set("busNr", str(windows[index][0]))
@@ -176,8 +176,8 @@ def place_devices(root, by_name, base):
         return "warning: the guest is flat: set numa.guestMappingPassthrough, and no maxGuest"
     tree = PciControllers(devices, len(cells))
     for index in tree.lost:  # KubeVirt before 1.8 loses <target> between two definitions
-        below = {cell_of.get(f.node) for f in functions if tree.bus_above(f.place) == index}
-        tree.cell_of[index] = below.pop() if len(below) == 1 else None
+        device_cells = {cell_of.get(f.node) for f in functions if tree.bus_above(f.place) == index}
+        tree.cell_of[index] = device_cells.pop() if len(device_cells) == 1 else None
     free = [cell for cell in range(len(cells)) if cell not in tree.cell_of.values()]
     tree.cell_of.update(zip([i for i in tree.lost if tree.cell_of[i] is None], free))
     moving, notes = [], []

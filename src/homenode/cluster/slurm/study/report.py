@@ -272,7 +272,7 @@ def _compute_answer(jobs: tuple[JobEvidence, ...]) -> QueueAnswer:
         sides = group_runs(sorted(runs, key=lambda run: run.head.arrangement != WHOLE))
         if [side.label for side in sides] != [WHOLE, PARTS]:
             continue
-        effect = next(shown for shown in compare(sides).effects if shown.metric == metric)
+        effect = next(effect for effect in compare(sides).effects if effect.metric == metric)
         multiple = format_multiple(effect.ratio)
         evidence = f"{metric}: {PARTS} {multiple} {WHOLE}, {effect.level}, n = {effect.boots}"
         if effect.outcome is Outcome.CANNOT_TELL:

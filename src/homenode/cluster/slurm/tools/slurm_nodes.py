@@ -96,18 +96,18 @@ def _format_bracket(numbers: list[int], width: int) -> str:
 def _split_parts(text: str, source: str, line: int | None) -> Iterator[str]:
     """Return the expressions between commas outside brackets."""
     start = 0
-    inside = False
+    is_inside = False
     for at, letter in enumerate(text):
-        if letter == "[" and not inside:
-            inside = True
-        elif letter == "]" and inside:
-            inside = False
+        if letter == "[" and not is_inside:
+            is_inside = True
+        elif letter == "]" and is_inside:
+            is_inside = False
         elif letter in "[]":
             raise ParseError(source, "brackets that pair", text, line=line)
-        elif letter == "," and not inside:
+        elif letter == "," and not is_inside:
             yield text[start:at]
             start = at + 1
-    if inside:
+    if is_inside:
         raise ParseError(source, "a closing bracket", text, line=line)
     yield text[start:]
 
@@ -239,7 +239,7 @@ def _json_nodes(text: str, source: str) -> Iterator[tuple[str, dict[str, str] | 
     }
     for node in nodes if isinstance(nodes, list) else ():
         if isinstance(node, dict) and isinstance(node.get("name"), str):
-            numbers = {ours: str(plain_number(node.get(key))) for ours, key in keys.items()}
+            numbers = {field: str(plain_number(node.get(key))) for field, key in keys.items()}
             yield node["name"], {**numbers, "gres": str(node.get("gres"))}
 
 

@@ -323,8 +323,8 @@ def _write_args(edit: TargetEdit[QmConf]) -> Mapping[str, str | None]:
         uuid = (word for pair in list_uuid_words(plan, edit.guest) for word in pair)
         args = " ".join((*filter(None, [args]), *uuid))
     before = None if edit.is_new else edit.file.vm_fields["pcihole64_bytes"]
-    ours = " ".join(f"{option} {value}" for option, value in _list_args_words(plan, before))
-    return {"args": _edit_args(args, ours, edit.source)}
+    own_words = " ".join(f"{option} {value}" for option, value in _list_args_words(plan, before))
+    return {"args": _edit_args(args, own_words, edit.source)}
 
 
 def _list_args_words(plan: Plan, before: int | None) -> Iterator[tuple[str, str]]:
@@ -362,7 +362,7 @@ def _list_args_words(plan: Plan, before: int | None) -> Iterator[tuple[str, str]
 _WORD = re.compile(r"""(?:[^\s"'\\]|\\.|"(?:[^"\\]|\\.)*+"|'[^']*+')++""")
 
 
-def _edit_args(value: str | None, ours: str, source: str) -> str | None:
+def _edit_args(value: str | None, own_words: str, source: str) -> str | None:
     """Return `args` with homenode's words at the end, in place of those of an earlier plan."""
     text = value or ""
     spans = [(m.start(), m.end()) for m in _WORD.finditer(text)]
@@ -379,7 +379,7 @@ def _edit_args(value: str | None, ours: str, source: str) -> str | None:
         index += 1
     words = (words + text[at:]).rstrip()
     parse_options(split_words(words, f"{source}: args"), f"{source}: args")
-    return " ".join(filter(None, (words, ours))) or None
+    return " ".join(filter(None, (words, own_words))) or None
 
 
 def _is_ours(option: str, value: str) -> bool:

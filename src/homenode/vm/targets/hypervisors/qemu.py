@@ -266,13 +266,13 @@ def _build_tree(
     controller_of |= {c.index: c for c in plan.vm.controllers}
     used: dict[int, GuestPciController] = {}
 
-    def use(index: int, below: tuple[int, ...] = ()) -> bool:
+    def use(index: int, path: tuple[int, ...] = ()) -> bool:
         if not index or index in used:
             return True
         controller = controller_of.get(index)
-        if controller is None or controller.address is None or index in below:  # a loop
+        if controller is None or controller.address is None or index in path:  # a loop
             return False
-        if not use(controller.address.bus, (*below, index)):
+        if not use(controller.address.bus, (*path, index)):
             return False
         used[index] = controller
         return True

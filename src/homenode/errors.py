@@ -71,8 +71,8 @@ def find_near(word: str, names: Iterable[str]) -> str | None:
     if len(word) == 1:  # a letter resembles too many names
         return None
     longer = [name for name in name_of if word and name.startswith(word)]
-    near = get_close_matches(word, longer or name_of, n=1) or longer
-    return name_of[near[0]] if near else None
+    matches = get_close_matches(word, longer or name_of, n=1) or longer
+    return name_of[matches[0]] if matches else None
 
 
 def unknown(
@@ -80,8 +80,8 @@ def unknown(
 ) -> UsageError:
     """Return the error for a word that is not one of the names, with the name that it resembles."""
     shown_word = word if word.startswith("-") else repr(word)
-    near = find_near(word, names)
-    suggestion = f" (did you mean {near}?)" if near else ""
+    match = find_near(word, names)
+    suggestion = f" (did you mean {match}?)" if match else ""
     return UsageError(f"{before}unknown {kind} {shown_word}{suggestion}", hint=hint)
 
 

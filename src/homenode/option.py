@@ -121,8 +121,8 @@ def _nearest_pair(part: str, keys: tuple[str, ...]) -> str:
     if "memory" in keys and re.fullmatch(r"\d+ ?[kmgt]i?b?", part, re.ASCII | re.IGNORECASE):
         return f"memory={part}"
     name = key if value else re.sub("[^a-z]", "", part.lower())
-    near = find_near(name, set(keys) - {key})
-    return f"{near or keys[0]}={value if near and value else digits or 'N'}"
+    match = find_near(name, set(keys) - {key})
+    return f"{match or keys[0]}={value if match and value else digits or 'N'}"
 
 
 def parse_whole(option: str, text: str) -> int:

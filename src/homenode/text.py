@@ -109,9 +109,9 @@ def shorten_list(texts: Iterable[str], limit: int, between: str = ", ") -> str:
     >>> shorten_list(["a", "b", "c"], 2), shorten_list(["a"], 2), shorten_list([], 2)
     ('a, b and 1 more', 'a', '')
     """
-    listed = list(texts)
-    hidden_count = len(listed) - limit
-    return between.join(listed[:limit]) + (f" and {hidden_count} more" if hidden_count > 0 else "")
+    items = list(texts)
+    hidden_count = len(items) - limit
+    return between.join(items[:limit]) + (f" and {hidden_count} more" if hidden_count > 0 else "")
 
 
 _MAX_SUBJECTS = 6  # that are named; further ones are counted
@@ -170,8 +170,8 @@ def did_you_mean(word: str, choices: Iterable[str]) -> str:
     """
     from homenode.errors import find_near
 
-    near = find_near(word, choices)
-    return f"did you mean {near}? " if near else ""
+    match = find_near(word, choices)
+    return f"did you mean {match}? " if match else ""
 
 
 def number_list(numbers: Iterable[int]) -> str:

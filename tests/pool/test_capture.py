@@ -22,7 +22,7 @@ def port(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[int]:
 def _capture(lines: list[str], directory: Path, *, again: bool = False) -> CapturedHosts:
     listed, _ = read_list(lines, "hosts")
     return capture_hosts(
-        listed, directory, lambda done, total: None, jobs=4, timeout_s=60, again=again
+        listed, directory, lambda done, total: None, jobs=4, timeout_s=60, overwrite=again
     )
 
 

@@ -197,16 +197,16 @@ def plan_together(
     # Pins of these domains do not count as allocated, even if the domains are running.
     (machine,) = apply_plans((machine.without_domains(originals),), after)
     choose = choose_by(results)
-    chosen = {}
+    layouts = {}
     for name, original in originals.items():
         guest = read_vm(original, name)
         recorded_layout = (
             ResolvedLayout(options) if results else _use_recorded_layout(guest, options, machine)
         )
         layout = resolve_layout(guest, recorded_layout.options, machine, choose)
-        chosen[name] = replace(layout, reasons=recorded_layout.reasons or layout.reasons)
+        layouts[name] = replace(layout, reasons=recorded_layout.reasons or layout.reasons)
     requests = [
-        FileRequest(name=name, original=original, options=chosen[name].options)
+        FileRequest(name=name, original=original, options=layouts[name].options)
         for name, original in originals.items()
     ]
     try:
@@ -220,7 +220,7 @@ def plan_together(
             note(f"not checked: {gap}")
         if show is not None:
             host = (tuning.host or machine).without_domains(options.replaces)
-            show(explain(tuning.plan_to_show, host, reasons=chosen[name].reasons, full=full))
+            show(explain(tuning.plan_to_show, host, reasons=layouts[name].reasons, full=full))
         else:
             note_critical(tuning.plan)
         for line in tuning.notes:

@@ -137,11 +137,11 @@ def find_parameters(record: Any, path: tuple[str, ...] = ()) -> Iterator[Paramet
         base = annotation.__origin__ if about else annotation
         if _is_record(annotation):
             limits = [mark for mark in about if isinstance(mark, IncludeFields)]
-            under = [mark for mark in about if isinstance(mark, OptionGroup)]
+            groups = [mark for mark in about if isinstance(mark, OptionGroup)]
             for parameter in find_parameters(base, (*path, name)):
                 field = parameter.path[-1]
                 if all(limit.takes(field, parameter.opt.panel) for limit in limits):
-                    yield under[0].move(parameter) if under else parameter
+                    yield groups[0].move(parameter) if groups else parameter
             continue
         for opt in about:
             if isinstance(opt, Opt):
@@ -406,7 +406,7 @@ class _WordReader:
         arguments = [argument for argument in self.parameters if isinstance(argument.opt, Arg)]
         words = self.positions
         for number, argument in enumerate(arguments):
-            after = sum(later.default is REQUIRED for later in arguments[number + 1 :])
+            after = sum(follower.default is REQUIRED for follower in arguments[number + 1 :])
             count = max(0, len(words) - after) if argument.many else 1
             for word in words[:count]:
                 self.store_value(argument, word, argument.opt.metavar)

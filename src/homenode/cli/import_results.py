@@ -74,7 +74,7 @@ def import_results(arguments: ImportArguments) -> None:
         head = f"{verb} {arguments.output}: {counts}"
     if arguments.json:
         is_written = bool(with_figures) and not arguments.dry_run
-        print_json(encode("imported-runs", _answer(runs, gaps, arguments, written=is_written)))
+        print_json(encode("imported-runs", _answer(runs, gaps, arguments, is_written=is_written)))
         note(head)
     else:
         make_console().print(_build_screen(head, runs, gaps, everything=arguments.everything))
@@ -97,7 +97,7 @@ def _answer(
     gaps: Sequence[Gap],
     arguments: ImportArguments,
     *,
-    written: bool,
+    is_written: bool,
 ) -> ImportedRuns:
     answers = tuple(
         ImportedRun(
@@ -113,7 +113,7 @@ def _answer(
         for run in runs
     )
     return ImportedRuns(
-        directory=str(arguments.output), written=written, runs=answers, omitted=tuple(gaps)
+        directory=str(arguments.output), written=is_written, runs=answers, omitted=tuple(gaps)
     )
 
 

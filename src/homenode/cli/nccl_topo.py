@@ -206,9 +206,9 @@ def _judge(arguments: NcclTopoArguments, check: Path, flavour: NcclVariant | Non
         topology_file = _assemble(arguments, flavour or choose_variant(read))
         host = () if arguments.host is None else ("--host", arguments.host)
         words = ("--domain", arguments.domain, *host, "-o", check, "--force")
-        again = command_line("homenode", "nccl-topo", *words)
+        command = command_line("homenode", "nccl-topo", *words)
         comparison = compare_topology(read, topology_file.topology)
-        problems += [replace(difference, fix=again) for difference in comparison]
+        problems += [replace(difference, fix=command) for difference in comparison]
         problems += topology_file.findings
         gaps, not_checked = topology_file.gaps, ""
         checks.append(f"each device's CPU, links and switch group in {arguments.domain.name}")

@@ -205,8 +205,8 @@ def _restore_domain(virsh: Virsh, state: DomainState, *, keep_edits: bool) -> No
     elif not result.exact and not keep_edits:
         say(f"{name}: restored; this libvirt prints it differently from the previous version")
     else:
-        equal = "without the layout" if keep_edits else "equal to its original"
-        say(f"{name}: restored, {equal}; its next start uses it")
+        outcome = "without the layout" if keep_edits else "equal to its original"
+        say(f"{name}: restored, {outcome}; its next start uses it")
 
 
 def _forget(name: str, connect: str) -> None:

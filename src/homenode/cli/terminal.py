@@ -236,14 +236,14 @@ def working(task: str) -> Iterator[None]:
 def counting(task_name: str) -> "Iterator[Callable[[int, int], None]]":
     """Show the done and total counts on a terminal; yield a function that gets both."""
     if not sys.stderr.isatty():
-        yield lambda done, total: None
+        yield lambda count, total: None
         return
     from rich.progress import MofNCompleteColumn, Progress, TextColumn
 
     columns = TextColumn("{task.description}"), MofNCompleteColumn(separator=" of ")
     with Progress(*columns, console=get_error_console(), transient=True) as bar:
         task = bar.add_task(task_name, total=None)
-        yield lambda done, total: bar.update(task, completed=done, total=total)
+        yield lambda count, total: bar.update(task, completed=count, total=total)
 
 
 def print_json(text: str) -> None:

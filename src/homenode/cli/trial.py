@@ -256,8 +256,8 @@ def show_status(arguments: TrialStatusArguments) -> None:
         is_running = TrialJournal(default_root(), trial.head.id).is_locked
         make_console().print(format_status(trial, steps, _name_of(trial), is_running=is_running))
     if name is not None and len(trials) > 1:
-        earlier = ", ".join(trial.directory.name for trial in trials[:-1])
-        note(f"earlier: {earlier} (homenode trial status ID shows one)")
+        names = ", ".join(trial.directory.name for trial in trials[:-1])
+        note(f"earlier: {names} (homenode trial status ID shows one)")
 
 
 def _name_of(trial: StoredTrial) -> str:
@@ -379,12 +379,12 @@ def _conclude(
         answer = answer_of(conclusion, head, trial.state.boots or head.boots)
         make_console().print(Doc("", (Text(answer.sentence, hang=2),)))
         page = report or journal.path / "report.html"
-        written = _report(directories, head, host, page)
-        for label, text in (("next", answer.command), ("report", page if written else None)):
+        is_written = _report(directories, head, host, page)
+        for label, text in (("next", answer.command), ("report", page if is_written else None)):
             if text is not None:
-                say(f"{label:<{8 if written else 6}}{text}")
+                say(f"{label:<{8 if is_written else 6}}{text}")
         code = code or (NOT_KNOWN if answer.is_open else code)
-        if report is not None and not written:
+        if report is not None and not is_written:
             code = code or HostError.exit_code
     outcomes = trial.state.outcomes
     unmeasured_steps = [step for step in steps if not _is_measured(outcomes.get(step.number))]
@@ -438,8 +438,8 @@ def _estimate_boots(host: "Host", preflight: Preflight) -> dict[str, float]:
         tests = build_suite(host, {PROBE}, measuring.suite).tests
     except UsageError:  # GPU tests alone: their time is known in the guest only
         tests = ()
-    once = sum(test.seconds + _PER_TEST_S for test in tests)
-    measure_s = once * measuring.repeats
+    suite_s = sum(test.seconds + _PER_TEST_S for test in tests)
+    measure_s = suite_s * measuring.repeats
     layouts = dict.fromkeys(preflight.head.layouts, _BOOT_S + measure_s)
     return {**layouts, BARE: measure_s}  # the host itself is not booted
 

@@ -205,12 +205,12 @@ def _print(verified: Verification, arguments: VerifyArguments) -> None:
     plan, checks = verified.plan, [check for view in verified.views for check in view.checks]
     answer, labels = None, {"test guest": verified.how}
     if checks:
-        against = "its definition" if plan is None else "the plan"
+        source = "its definition" if plan is None else "the plan"
         place = "in a test guest" if verified.how else "by its guest's own view"
-        answer = f"{subject} matches {against} {place}: {format_counts(checks)}"
-        equal = sum(check.finding is None for check in checks)
+        answer = f"{subject} matches {source} {place}: {format_counts(checks)}"
+        equal_count = sum(check.finding is None for check in checks)
         labels["equal"] = (
-            f"{equal} facts" if are_bad(f for v in verified.views for f in v.findings) else ""
+            f"{equal_count} facts" if are_bad(f for v in verified.views for f in v.findings) else ""
         )
         findings = findings if arguments.json else _drop_table_rows(findings, checks)
     elif plan is not None:

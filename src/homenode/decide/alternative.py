@@ -271,15 +271,15 @@ def _find_usual_names(groups: Sequence[Sequence[Run]]) -> _Names:
 def _states_of_boots(boots: Iterable[Counter[str]]) -> frozenset[str | None]:
     """Return the state of each boot; None for boots with several states."""
     states = set()
-    mixed = False
+    is_mixed = False
     for counter in boots:
         state, count = counter.most_common(1)[0]
         if count >= USUAL_SHARE * counter.total():
             states.add(state)
         else:
-            mixed = True
+            is_mixed = True
     # Boots that move among states contradict none; with others they only have no usual one.
-    return frozenset(states) if not mixed or len(states) > 1 else frozenset({None})
+    return frozenset(states) if not is_mixed or len(states) > 1 else frozenset({None})
 
 
 def _find_usual_state(states: frozenset[str | None], *, is_fixed: bool) -> str | None:

@@ -182,7 +182,7 @@ def _collect_known(places: Sequence[Sequence[float | None]]) -> list[list[float]
 
 def _are_together(places: Sequence[Sequence[float]]) -> bool:
     ordered_places = sorted(chain.from_iterable(places))
-    return any(later - earlier < _COPIED_TOGETHER_S for earlier, later in pairwise(ordered_places))
+    return any(end - start < _COPIED_TOGETHER_S for start, end in pairwise(ordered_places))
 
 
 def _check_gpu_nodes(alternative: Alternative, metrics: Metrics) -> Iterator[Caveat]:

@@ -100,11 +100,11 @@ def compare_machines(
     InputError if no machine has two layouts."""
     by_machine: dict[str, Comparison] = {}
     single = []
-    for name, chosen in machines.items():
-        if len(chosen) > 1 and is_brief:
-            by_machine[name] = compare_series(chosen, {c.label: {} for c in chosen}, objective)
-        elif len(chosen) > 1 or len(machines) == 1:
-            by_machine[name] = compare(chosen, objective)
+    for name, choices in machines.items():
+        if len(choices) > 1 and is_brief:
+            by_machine[name] = compare_series(choices, {c.label: {} for c in choices}, objective)
+        elif len(choices) > 1 or len(machines) == 1:
+            by_machine[name] = compare(choices, objective)
         else:
             single.append(Gap(name, "results of one layout only"))
     if not by_machine:
@@ -142,7 +142,7 @@ def compare_machines(
 
 
 def compare_series(
-    chosen: Sequence[Alternative],
+    choices: Sequence[Alternative],
     series_by_label: SeriesByLabel,
     objective: Objective | None = None,
     *,
@@ -151,7 +151,7 @@ def compare_series(
 ) -> Comparison:
     """Compare two or more alternatives on these series, whose state names are uniform already.
     metrics: whose caveats count."""
-    baseline, *alternatives = chosen
+    baseline, *alternatives = choices
     candidates: list[UnjudgedEffect] = []
     caveats: list[Caveat] = []
     for other in alternatives:
@@ -211,8 +211,8 @@ def _compare(
         metric = find_metric(key.metric)
         if metric is None:
             continue
-        both = f"{baseline.label}, {other.label}"
-        pair_caveats = list(_check_replication(series[key], other_series[key], both))
+        names = f"{baseline.label}, {other.label}"
+        pair_caveats = list(_check_replication(series[key], other_series[key], names))
         pair_caveats += _compare_devices(series[key], other_series[key])
         neighbours = [
             by_key[key]

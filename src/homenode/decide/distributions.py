@@ -113,13 +113,13 @@ def range_upper_p(q: float, groups: int, freedom: float) -> float:
         return _MIN_P
     log_front = freedom / 2 * math.log(freedom) - (freedom / 2 - 1) * math.log(2)
     log_front -= math.lgamma(freedom / 2)
-    beyond = 0.0
+    tail = 0.0
     for place, weight in _place_nodes(24):  # off by 1e-7 at most
         scale = low + (high - low) * place
         if scale > 0.0:
             exponent = log_front + (freedom - 1) * math.log(scale) - freedom * scale**2 / 2
-            beyond += weight * math.exp(exponent) * (1 - _compute_range_below(q * scale, groups))
-    return min(1.0, max(_MIN_P, (high - low) * beyond))
+            tail += weight * math.exp(exponent) * (1 - _compute_range_below(q * scale, groups))
+    return min(1.0, max(_MIN_P, (high - low) * tail))
 
 
 _MAX_RANGE = 12.0

@@ -226,10 +226,10 @@ def _fit_time_trend(first: Series, second: Series, neighbours: Iterable[Series])
     part = freedom / (freedom + 1)
     variances = _compute_residuals(rests, [part * (len(pairs) - 1.0) for pairs in off])
     wider, freedom_left = _compute_variance_factor(all_series, variances)
-    later = middle[1] - middle[0]
+    delay = middle[1] - middle[0]
     counts = len(first.medians), len(second.medians)
     spread = 1 / counts[0] + 1 / counts[1]
-    trend_variance = later**2 / spread
+    trend_variance = delay**2 / spread
     own_squares = math.fsum(
         (time - mean) ** 2
         for instants, mean in zip(times[:2], middle[:2], strict=True)
@@ -237,15 +237,15 @@ def _fit_time_trend(first: Series, second: Series, neighbours: Iterable[Series])
     )
     return _Trend(
         _Estimate(
-            level[1] - level[0] - slope * later,
-            math.sqrt(variance * (spread + later**2 / squares)) * wider,
+            level[1] - level[0] - slope * delay,
+            math.sqrt(variance * (spread + delay**2 / squares)) * wider,
             freedom_left,
             adjusted=True,
         ),
         variance,
         freedom,
         two_sided_p(slope / math.sqrt(variance / squares), freedom),
-        math.copysign(math.sqrt(trend_variance / (trend_variance + own_squares)), later),
+        math.copysign(math.sqrt(trend_variance / (trend_variance + own_squares)), delay),
     )
 
 
@@ -299,7 +299,7 @@ def _shrink_variances(variances: Sequence[_Variance]) -> list[_Variance]:
     """Return the variances of the first two, each shrunk towards the geometric mean of all the
     others, because most layouts have similar variances and a noisy one changes the mean little.
     With two alternatives nothing is shrunk: three boots cannot show a fivefold variation."""
-    drawn = []
+    estimates = []
     for n, variance in enumerate(variances[:2]):
         neighbours = [other for m, other in enumerate(variances) if m != n]
         total = math.fsum(other.freedom for other in neighbours)
@@ -310,8 +310,8 @@ def _shrink_variances(variances: Sequence[_Variance]) -> list[_Variance]:
         weight = min(OTHERS_COUNT * spare, variance.freedom / 2)
         value = variance.value * variance.freedom + math.exp(usual) * weight
         value /= variance.freedom + weight
-        drawn.append(_Variance(value, variance.freedom + OTHERS_FREEDOM * spare))
-    return drawn
+        estimates.append(_Variance(value, variance.freedom + OTHERS_FREEDOM * spare))
+    return estimates
 
 
 def _compute_variance_factor(

@@ -217,10 +217,10 @@ def find_far_copies(alternative: Alternative) -> Iterator[tuple[str, str]]:
         if (gap := _find_gap(values.values())) is not None:
             low = [value for value in values.values() if value < gap]
             high = [value for value in values.values() if value >= gap]
-            near, far = (low, high) if key.unit == "ns" else (high, low)
-            means = (format_value(statistics.fmean(side), key.unit) for side in (far, near))
+            fast, slow = (low, high) if key.unit == "ns" else (high, low)
+            means = (format_value(statistics.fmean(side), key.unit) for side in (slow, fast))
             name = " ".join(filter(None, (key.metric, key.variant)))
-            counts = f"{len(far)} of {len(values)} GPUs"
+            counts = f"{len(slow)} of {len(values)} GPUs"
             yield key.metric, f"{name}: {counts} {', the others '.join(means)}"
 
 

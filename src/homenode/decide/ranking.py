@@ -74,10 +74,10 @@ class Ranking(Struct, frozen=True):
     def worse(self) -> tuple[str, ...]:
         """Return the alternatives shown to be worse than the best on some metric; if each is worse
         on some metric, without those that are best on one."""
-        worse = self._list_names_at(MetricRank.WORSE)
+        losers = self._list_names_at(MetricRank.WORSE)
         names = {result.alternative for result in self.results}
-        best = self._list_names_at(MetricRank.BEST) if names == set(worse) else ()
-        return tuple(name for name in worse if name not in best)
+        best = self._list_names_at(MetricRank.BEST) if names == set(losers) else ()
+        return tuple(name for name in losers if name not in best)
 
     def level(self) -> EvidenceLevel:
         """Return the weakest level at which an alternative is worse than the best; if none is,

@@ -288,7 +288,7 @@ def _choose(
     empty: Recommendation, ranking: Ranking, used: tuple[Alternative, ...], rule: str
 ) -> Recommendation:
     """Choose the best alternative; among those close to the best, the rule's."""
-    objective, level, worse = empty.objective, ranking.level(), ranking.worse()
+    objective, level, losers = empty.objective, ranking.level(), ranking.worse()
     like = [alternative for alternative in used if alternative.label in ranking.like()]
     are_layouts = any(find_preset(alternative.switches) for alternative in like)
     is_open = any(result.position is MetricRank.UNDECIDED for result in ranking.results)
@@ -318,7 +318,7 @@ def _choose(
         level=level,
         choice=choice.label,
         layout=find_preset(choice.switches),
-        avoid=tuple(alternative.label for alternative in used if alternative.label in worse),
+        avoid=tuple(alternative.label for alternative in used if alternative.label in losers),
         reasons=(reason, *floating, *regressions),
         caveats=(*empty.caveats, *caveats),
         measure_next=_choose_next_layout(used, choice, objective),

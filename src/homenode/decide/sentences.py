@@ -147,24 +147,24 @@ def _compare(answer: Recommendation, metric: str, *, brief: bool) -> str:
     if (results := answer.split_results(metric)) is None:
         return ""
     choice, rivals = results
-    worse = [other for other in rivals if other.position is MetricRank.WORSE]
+    losers = [other for other in rivals if other.position is MetricRank.WORSE]
     if choice.position is MetricRank.WORSE:  # it is best on another metric
-        worse = []
-    equal = [other for other in rivals if other not in worse]
+        losers = []
+    peers = [other for other in rivals if other not in losers]
     parts = []
-    if worse:
-        changes = ", ".join(_format_change(choice, other, metric) for other in worse)
+    if losers:
+        changes = ", ".join(_format_change(choice, other, metric) for other in losers)
         parts.append(f"{answer.choice} is {changes}")
-    if equal:
+    if peers:
         names = ", ".join(
             other.alternative
             if brief
             else f"{other.alternative} ({answer.choice} is "
             f"{_format_change(choice, other, metric, bare=True)})"
-            for other in equal
+            for other in peers
         )
         is_same = answer.level is EvidenceLevel.NO_DIFFERENCE
-        it = "it" if worse else answer.choice
+        it = "it" if losers else answer.choice
         word = "no difference that matters of" if is_same else "cannot tell"
         parts.append(f"{word} {it} from {names}")
     title = f"{METRICS[metric].title}: " if len(answer.metrics) > 1 else ""
@@ -202,8 +202,8 @@ def format_effect(answer: Recommendation) -> str:
             return text
         is_like = LIKE < choice.value / other.value < 1 / LIKE
         text = f"{'like' if is_like else 'cannot tell it from'} {other.alternative}"
-        worse = next((rival for rival in rivals if rival.position is MetricRank.WORSE), None)
-        return text if worse is None else f"{_format_change(choice, worse, metric)}, {text}"
+        loser = next((rival for rival in rivals if rival.position is MetricRank.WORSE), None)
+        return text if loser is None else f"{_format_change(choice, loser, metric)}, {text}"
     return ""
 
 

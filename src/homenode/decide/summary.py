@@ -109,8 +109,8 @@ def collect_series(runs: Sequence[Run]) -> dict[SeriesKey, Series]:
             if fields.state != UNSETTLED:
                 boot = _boot(run.head.boots, run_name, fields.boot)
                 boots = by_fields.setdefault(_SHARED(fields), {})
-                earlier = boots.get(boot)
-                together = [] if earlier is None else earlier.samples
+                boot_entry = boots.get(boot)
+                together = [] if boot_entry is None else boot_entry.samples
                 together += samples
                 boots[boot] = _Boot(together, block, time)
     in_use = {SeriesKey(*fields): boots for fields, boots in by_fields.items()}
@@ -316,7 +316,7 @@ def _fold_devices(key: SeriesKey, devices: Mapping[object, _Boots]) -> Series:
     spread = 0.0
     if all(len(half) >= MIN_HALF for half in halves):
         pairs = zip(medians, halves, strict=True)
-        shares = tuple(worst / statistics.geometric_mean(half) for worst, half in pairs)
+        shares = tuple(median / statistics.geometric_mean(half) for median, half in pairs)
         spread = max(statistics.stdev(map(math.log, half)) for half in halves)
     all_samples = [
         sample for boots in devices.values() for boot in boots.values() for sample in boot.samples

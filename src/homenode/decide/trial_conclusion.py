@@ -53,8 +53,8 @@ def conclude(
     emulated = any(run.head.origin is Origin.EMULATED for run in runs)
     of_bare = None
     if bare and guests:
-        against = group_by_argument([("bare", bare), ("trial", guests)], first_alone=True)
-        of_bare = compare(against, bare=True)
+        groups = group_by_argument([("bare", bare), ("trial", guests)], first_alone=True)
+        of_bare = compare(groups, bare=True)
     answers = () if emulated else decide_all(guests, machine)
 
     at = () if connect == DEFAULT else ("--connect", connect)

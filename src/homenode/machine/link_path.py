@@ -123,9 +123,9 @@ class Link(Struct, frozen=True, kw_only=True):
         a, b = capable_rate(self.upper.link), capable_rate(self.lower.link)
         if a is None or b is None:
             return None
-        both = choose_slower(a, b)
-        lanes = both.width if self.known_width is None else min(both.width, self.known_width)
-        return LinkRate(both.gt_per_s, lanes)
+        rate = choose_slower(a, b)
+        lanes = rate.width if self.known_width is None else min(rate.width, self.known_width)
+        return LinkRate(rate.gt_per_s, lanes)
 
     @property
     def current(self) -> LinkRate | None:

@@ -379,14 +379,14 @@ def port_types_by_structure(
     while level:
         next_level: list[Bdf] = []
         for bdf in level:
-            under = children.get(bdf, [])
-            is_upstream = bool(under) and all(child in bridges for child in under)
+            group = children.get(bdf, [])
+            is_upstream = bool(group) and all(child in bridges for child in group)
             is_subtractive = bridges[bdf] & 0xFF == 0x01
             if is_subtractive or (expected is PortType.SWITCH_UPSTREAM and not is_upstream):
                 types[bdf] = PortType.PCI_BRIDGE
             else:
                 types[bdf] = expected
-                next_level += [child for child in under if child in bridges and child not in types]
+                next_level += [child for child in group if child in bridges and child not in types]
         level = next_level
         expected = (
             PortType.SWITCH_DOWNSTREAM

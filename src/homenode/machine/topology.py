@@ -212,14 +212,14 @@ def find_nearest_cpu_nodes(
     for position, node in enumerate(nodes):
         if node.pus or not homes:
             continue
-        far = {
+        row = {
             index: 0
             if distances is None
             else max(distances[position][home], distances[home][position])
             for home, index in homes
         }
-        least = min(far.values())
-        nearest[node.index] = tuple(index for index, distance in far.items() if distance == least)
+        least = min(row.values())
+        nearest[node.index] = tuple(index for index, distance in row.items() if distance == least)
     return nearest
 
 

@@ -148,8 +148,8 @@ def _read(
         if step.result is not StepStatus.DONE or test is None:
             continue
         try:
-            earlier = readings.get(step.number)
-            reading = earlier or read_bench_step(record, test, step, output, host)
+            stored = readings.get(step.number)
+            reading = stored or read_bench_step(record, test, step, output, host)
         except ParseError as error:
             gaps.append(Gap(f"{step.test}, round {step.round + 1}", error.message))
             continue

@@ -67,8 +67,8 @@ def schedule(
     """
     names = [*variants, *controls]
     if not names or len(set(names)) != len(names):
-        twice = sorted({name for name in names if names.count(name) > 1})
-        problem = f"{', '.join(twice)} twice" if twice else "none"
+        duplicates = sorted({name for name in names if names.count(name) > 1})
+        problem = f"{', '.join(duplicates)} twice" if duplicates else "none"
         raise UsageError(f"{called}: expected one or more, each once, found {problem}")
     if not 1 <= rounds <= limit:
         raise out_of_range(option, str(rounds), 1, limit)
@@ -183,8 +183,8 @@ class Progress(Struct, frozen=True):
         tasks = [task for task in self.tasks if task.state in UNSETTLED]
         stuck_tasks = [task for task in tasks if task.needs_somebody]
         # What waits is not submitted: the queue takes no more before some have ended.
-        behind = [task for task in tasks if task.is_behind or task.state is TaskState.WAITING]
-        return bool(stuck_tasks) and len(tasks) == len(stuck_tasks) + len(behind)
+        queued_tasks = [task for task in tasks if task.is_behind or task.state is TaskState.WAITING]
+        return bool(stuck_tasks) and len(tasks) == len(stuck_tasks) + len(queued_tasks)
 
     def list_missing(self) -> tuple[TaskStatus, ...]:
         """Return the tasks without results."""

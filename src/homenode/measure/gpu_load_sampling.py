@@ -206,7 +206,7 @@ def parse_power(text: str) -> Iterator[GpuPower]:
 def sample_power(machine: Machine) -> Iterator[list[GpuPower]]:
     """Sample the power repeatedly; the list has the medians after the block."""
     powers: list[GpuPower] = []
-    taken: dict[tuple[Bdf | None, int | None], list[float]] = {}
+    readings: dict[tuple[Bdf | None, int | None], list[float]] = {}
     programs = machine.find_installed(POWER_COMMANDS)
     tool = next((name for name in POWER_COMMANDS if name in programs), None)
     if tool is None:
@@ -220,7 +220,7 @@ def sample_power(machine: Machine) -> Iterator[list[GpuPower]]:
             while not end_event.wait(POWER_EVERY_S):
                 text = machine.run(POWER_COMMANDS[tool], _MAX_READING_S).stdout_or_raise()
                 for reading in () if end_event.is_set() else parse_power(text):
-                    taken.setdefault((reading.device, reading.index), []).append(reading.watts)
+                    readings.setdefault((reading.device, reading.index), []).append(reading.watts)
 
     with ThreadPoolExecutor(1) as pool:
         sampler = pool.submit(sample)
@@ -229,4 +229,4 @@ def sample_power(machine: Machine) -> Iterator[list[GpuPower]]:
         finally:
             end_event.set()
         sampler.result()
-    powers += [GpuPower(median(watts), *key) for key, watts in taken.items()]
+    powers += [GpuPower(median(watts), *key) for key, watts in readings.items()]

@@ -248,11 +248,11 @@ def _list_amd_copies(machine: GpuMachine, omitted: list[Gap]) -> Iterator[BenchT
         yield _pick(*by_node)
         if by_node[0].reads is Reader.ROCM:
             argv = ("rocm-bandwidth-test", "-A")
-            both = _make_gpu_test(
+            test = _make_gpu_test(
                 "gpu-bandwidth both ways", SuiteGroup.GPU_BANDWIDTH, argv, by_node[0].seconds
             )
             # ROCm 7's program of that name has no -A: the replacements of -a measure it.
-            yield _pick(replace(both, reads=Reader.ROCM), *by_node[1:])
+            yield _pick(replace(test, reads=Reader.ROCM), *by_node[1:])
     else:
         reason = "neither rocm-bandwidth-test nor PyTorch is installed"
         missed_groups = [SuiteGroup.GPU_BANDWIDTH] + [SuiteGroup.GPU_PEER] * (count > 1)

@@ -125,15 +125,15 @@ def find_allocations(host: Host, request: GuestRequest) -> Allocations:
     for domain in counted_domains:
         devices += [(bdf, domain.name) for bdf in domain.devices]
         mediated_devices += [(uuid, domain.name) for uuid in domain.mediated]
-        pinned_bits, floats, over = _join_vcpu_pins(domain, widest, online)
+        pinned_bits, floats, spans = _join_vcpu_pins(domain, widest, online)
         threads = 0
         for pin in (domain.emulator_pus, *domain.iothread_pus):
             if pin is not None and online & ~pin.bits:
                 threads |= pin.bits
-        if over:
+        if spans:
             # Emulators of such domains float over the same CPUs.
             threads = 0
-            ranges.append((domain.name, over))
+            ranges.append((domain.name, spans))
         pinned_cores = _count_cores(host, pinned_bits)
         all_cores = pinned_cores | _count_cores(host, threads)
         if all_cores:
@@ -155,15 +155,15 @@ def find_allocations(host: Host, request: GuestRequest) -> Allocations:
                     "it is not bound, so it may be on any node",
                 )
             )
-    for name, over in ranges:
-        shares = _share_ranges(cores, of_vcpus | of_threads, over)
+    for name, spans in ranges:
+        shares = _share_ranges(cores, of_vcpus | of_threads, spans)
         of_vcpus |= shares
         of_threads |= shares
         by_domain.append(DomainCores(name, CpuSet.from_bits(shares), CpuSet.from_bits(shares)))
         gaps.append(
             Gap(
                 f"load of domain {name!r}",
-                f"{plural(len(over), 'vCPU')} may run on several cores, and as many cores count",
+                f"{plural(len(spans), 'vCPU')} may run on several cores, and as many cores count",
             )
         )
     return Allocations(
@@ -196,16 +196,16 @@ def _join_vcpu_pins(domain: RunningDomain, widest: int, online: int) -> tuple[in
     a range that it shares with other vCPUs). A pin to every CPU is not a pin. widest: CPUs of the
     largest core."""
     pins = [0 if pin is None else pin.bits & online for pin in domain.vcpu_pins]
-    pinned_bits, floats, over = 0, 0, []
+    pinned_bits, floats, spans = 0, 0, []
     for bits in pins:
         if bits in (0, online):
             floats += 1
         else:
             pinned_bits |= bits
-            over.append(bits)
+            spans.append(bits)
     # vCPUs float over a range that has more cores than vCPUs.
-    if pinned_bits.bit_count() > len(over) and min([bits.bit_count() for bits in over]) > widest:
-        return 0, floats, over
+    if pinned_bits.bit_count() > len(spans) and min([bits.bit_count() for bits in spans]) > widest:
+        return 0, floats, spans
     return pinned_bits, floats, []
 
 

@@ -224,7 +224,7 @@ def _has_pairs(guest: Vm, options: PlanOptions, host: Host) -> bool:
 
 
 def _find_reason_for_flat(
-    guest: Vm, chosen: PlanOptions, flat: PlanOptions, host: Host
+    guest: Vm, choice: PlanOptions, flat: PlanOptions, host: Host
 ) -> str | None:
     """Return the reason to stay flat: cells do not fit, or only without the host's reserve."""
 
@@ -234,7 +234,7 @@ def _find_reason_for_flat(
         except HomenodeError as error:
             return error
 
-    shaped_plan = try_plan(chosen)
+    shaped_plan = try_plan(choice)
     if isinstance(shaped_plan, Plan) and not _takes_host_memory(shaped_plan):
         return None
     plain = try_plan(flat)
@@ -243,7 +243,7 @@ def _find_reason_for_flat(
     if isinstance(shaped_plan, Plan):
         reason = "the VM fits in guest NUMA nodes only with the memory that the host reserves"
         return None if _takes_host_memory(plain) else reason
-    error = try_plan(chosen, brief=False)
+    error = try_plan(choice, brief=False)
     nearest = error.nearest if isinstance(error, Unplannable) else None
     return f"the VM does not fit in guest NUMA nodes ({nearest.detail if nearest else error})"
 

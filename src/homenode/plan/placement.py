@@ -97,13 +97,13 @@ def order(
         first.insert(place, "gpus_away_from_home")
     if shares:
         first.insert(0, "vcpus_beyond_cores")
-    later: tuple[str, ...] = _REST[policy is Policy.ANY :]  # any: without device_distance
+    terms: tuple[str, ...] = _REST[policy is Policy.ANY :]  # any: without device_distance
     if even_splits:
         # Splits come before devices: a GPU's node is already chosen, and moving vCPUs to it would
         # bring only some of the memory slightly nearer.
-        later = ("unevenness", *(name for name in later if name != "unevenness"))
-        later = ("guest_sockets", *later) if counts_sockets else later
-    return tuple(first), later
+        terms = ("unevenness", *(name for name in terms if name != "unevenness"))
+        terms = ("guest_sockets", *terms) if counts_sockets else terms
+    return tuple(first), terms
 
 
 def name_terms(cost: Cost, names: tuple[str, ...]) -> tuple[CostTerm, ...]:

@@ -203,13 +203,13 @@ def _check_homes(
     limited = len(nodes) == request.options.max_nodes
     for gpu in host.devices_of_kind(DeviceKind.GPU):
         if nodes and gpu.bdf in devices and gpu.node in package_of and gpu.node not in nodes:
-            near = not mirrored and package_of[gpu.node] in packages
+            is_near = not mirrored and package_of[gpu.node] in packages
             yield finding(
                 "gpu-away-from-home",
                 str(gpu.bdf),
                 observed=f"node {gpu.node} has no vCPU of the VM"
                 f"{', and no guest NUMA node' if mirrored else ''}",
-                severity=Severity.INFO if near else None,
+                severity=Severity.INFO if is_near else None,
                 case="of a limit" if limited else None,
             )
 
@@ -240,12 +240,12 @@ def bound_elsewhere(request: GuestRequest, nodes: Sequence[NodeIndex]) -> Iterat
     bound = request.guest.bound_nodes
     if bound is None or request.layout.memory is not MemoryBinding.KEEP:
         return
-    without = [node for node in nodes if node not in bound]
+    omitted = [node for node in nodes if node not in bound]
     bound_text = format_nodes([NodeIndex(node) for node in bound])
-    if without:
+    if omitted:
         yield finding(
             "memory-bound-elsewhere",
-            format_nodes(without),
+            format_nodes(omitted),
             observed=f"the definition binds all memory to {bound_text}, and layout "
             f"{request.layout.name} keeps that binding: vCPUs there have no local memory",
         )

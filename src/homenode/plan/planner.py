@@ -140,10 +140,10 @@ def _check_lists(ranges: ManualRanges, pins_all: bool) -> None:
             )
     seen_pus = CpuSet()
     for pus in (*ranges.node_pus, *(ranges.sibling_pus if pins_all else ())):
-        twice = seen_pus & pus
-        if twice:
+        duplicates = seen_pus & pus
+        if duplicates:
             raise UsageError(
-                f"CPU lists: expected each CPU once, found {twice} in two lists",
+                f"CPU lists: expected each CPU once, found {duplicates} in two lists",
                 hint="remove them from one list",
             )
         seen_pus |= pus

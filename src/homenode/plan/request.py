@@ -368,9 +368,9 @@ def _check_cells(options: PlanOptions, layout: Layout, host: Host | None) -> Non
                 hint=f"omit {option}: the guest NUMA nodes set it",
             )
     named_nodes = [node for cell in cells for node in cell.host_nodes]
-    twice = sorted({node for node in named_nodes if named_nodes.count(node) > 1})
-    if twice:
-        raise UsageError(f"--guest-node: expected each node once, found node {twice[0]} twice")
+    duplicates = sorted({node for node in named_nodes if named_nodes.count(node) > 1})
+    if duplicates:
+        raise UsageError(f"--guest-node: expected each node once, found node {duplicates[0]} twice")
     if host is None:
         return
     node_indices = [node.index for node in host.nodes if node.pus]

@@ -165,8 +165,8 @@ def _reject_twice(source: str, domain: RunningDomain, domains: Sequence[RunningD
             raise UsageError(
                 f"{source}: expected one plan of each VM, found {domain.name} a second time"
             )
-        taken = (*other.devices, *other.mediated)
-        shared = [device for device in (*domain.devices, *domain.mediated) if device in taken]
+        devices = (*other.devices, *other.mediated)
+        shared = [device for device in (*domain.devices, *domain.mediated) if device in devices]
         if shared:
             raise UsageError(
                 f"{source}: expected plans that share no device, found {shared[0]} in the plans "

@@ -277,8 +277,8 @@ def _draw_effect(
     canvas.draw_text(_RIGHT, y + (27 if is_tall else 13), row.tooltip, anchor="end", bold=True)
     middle = y + (38 if is_tall else 24)
     canvas.draw_line((_LEFT, middle), (_RIGHT, middle), classes="grid")
-    equal = scale.place(1.0)
-    canvas.draw_line((equal, middle - 7), (equal, middle + 7), classes="axis")
+    axis_x = scale.place(1.0)
+    canvas.draw_line((axis_x, middle - 7), (axis_x, middle + 7), classes="axis")
     if row.low is not None and row.high is not None:
         low, high = scale.place(row.low), scale.place(row.high)
         canvas.draw_line((low, middle), (high, middle), classes=f"whisker l{row.outcome}")
@@ -337,8 +337,8 @@ class EffectGroup(Struct, frozen=True):
     rows: tuple[EffectRow, ...]
 
 
-def draw_effect_dots(title: str, groups: Sequence[EffectGroup], equal: str) -> str:
-    """Return the SVG of these groups on one axis; larger values are right of the line. equal: the
+def draw_effect_dots(title: str, groups: Sequence[EffectGroup], label: str) -> str:
+    """Return the SVG of these groups on one axis; larger values are right of the line. label: the
     text below the line."""
     canvas = SvgCanvas.start_chart(title)
     rows = [row for group in groups for row in group.rows]
@@ -365,7 +365,7 @@ def draw_effect_dots(title: str, groups: Sequence[EffectGroup], equal: str) -> s
     for step in _STEPS:
         if low <= math.log(step) <= high:
             step_text = f"{(step - 1) * 100:.0f} %" if step < 1 else f"{step:g} x"
-            step_text = equal if step == 1.0 else step_text
+            step_text = label if step == 1.0 else step_text
             canvas.draw_text(x_of(step), y + 6, step_text, 10, "dim", anchor="middle")
     return canvas.serialize(y + 12)
 
@@ -419,7 +419,7 @@ def _assign_lanes(row: EffectRow, x_of: Callable[[float], float]) -> list[list[E
     ends: list[float] = []
     for dot in sorted(row.dots, key=lambda dot: dot.ratio):
         start, end = _measure_span(dot, x_of)
-        lane = next((n for n, taken in enumerate(ends) if taken < start), len(lanes))
+        lane = next((n for n, edge in enumerate(ends) if edge < start), len(lanes))
         if lane == len(lanes):
             lanes.append([])
             ends.append(0.0)

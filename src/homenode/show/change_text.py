@@ -38,17 +38,17 @@ def build_change_doc(
     """Describe each section in a line: lines added and removed, elements. gpus: of the host."""
     old, new = (open_domain(xml, name) for xml in (before, after))
     added, removed = _count_changes(_list_lines(old), _list_lines(new), size=1)
-    written, gone = _count_changes(_list_parts(old, gpus), _list_parts(new, gpus), size=2)
+    new_parts, old_parts = _count_changes(_list_parts(old, gpus), _list_parts(new, gpus), size=2)
     head = f"change: {plural(added.total(), 'line')} added, {removed.total()} removed"
     texts = [Text(f"{head} in the definition of {name} (all: --diff)", hang=2)]
     sections = {key for (key,) in (*added, *removed)}
     for section in sorted(sections, key=lambda s: (s == _OTHER, -added[(s,)], s)):
         # Removed elements are named only if nothing replaces them.
-        counts = written if any(s == section for s, _ in written) else gone
+        counts = new_parts if any(s == section for s, _ in new_parts) else old_parts
         parts = [(label, count) for (s, label), count in counts.items() if s == section]
         parts.sort(key=lambda part: part[1] == 1 or part[0] == _PER_NODE)
         text = ", ".join(_format_part(*part) for part in parts)
-        text += " removed" if counts is gone and text else ""
+        text += " removed" if counts is old_parts and text else ""
         plus, minus = added[(section,)], removed[(section,)]
         line = f"  {section:<12}{f'+{plus}' if plus else '':>5}{f'-{minus}' if minus else '':>4}"
         texts.append(Text(f"{line}  {text}".rstrip(), hang=_HANG))

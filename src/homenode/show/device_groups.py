@@ -381,8 +381,8 @@ def format_peer_links(host: Host) -> dict[Bdf, str]:
                 counts.setdefault((end, link.kind), []).append(link.count)
     texts: dict[Bdf, str] = {}
     for (bdf, kind), link_counts in counts.items():
-        counted = {count for count in link_counts if count}
-        width = f" x{min(counted)}" if len(counted) == 1 and None not in link_counts else ""
+        numbers = {count for count in link_counts if count}
+        width = f" x{min(numbers)}" if len(numbers) == 1 and None not in link_counts else ""
         link_text = f"{LINK_NAMES[kind]}{width} to {len(link_counts)}"
         texts[bdf] = f"{texts[bdf]}, {link_text}" if bdf in texts else link_text
     return texts

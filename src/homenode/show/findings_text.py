@@ -84,11 +84,11 @@ def format_labels(rows: Mapping[str, str]) -> tuple[Text, ...]:
 
 
 def _group_equal_findings(findings: Iterable[Finding]) -> dict[tuple[str, ...], list[Finding]]:
-    equal: dict[tuple[str, ...], list[Finding]] = {}
+    groups: dict[tuple[str, ...], list[Finding]] = {}
     for finding in findings:
         key = (finding.id, str(finding.severity), finding.expected, finding.observed)
-        equal.setdefault(key, []).append(finding)
-    return equal
+        groups.setdefault(key, []).append(finding)
+    return groups
 
 
 def group_findings(findings: Iterable[Finding]) -> list[Group]:

@@ -294,11 +294,11 @@ def _format_other_devices(plan: Plan, host: Host | None) -> str:
 def _build_cells_table(plan: Plan, host: Host | None) -> Table:
     gpus = _map_device_nodes(plan, host, DeviceKind.GPU)
     is_flat = plan.layout.cells is GuestCells.SINGLE
-    rows, away = [], dict(gpus)
+    rows, homes = [], dict(gpus)
     for cell in plan.cells:
         # A flat guest without fixed nodes has its GPUs in its only row.
-        local = [gpu for gpu, node in away.items() if node in cell.host_nodes or not plan.nodes]
-        away = {gpu: node for gpu, node in away.items() if gpu not in local}
+        local = [gpu for gpu, node in homes.items() if node in cell.host_nodes or not plan.nodes]
+        homes = {gpu: node for gpu, node in homes.items() if gpu not in local}
         pins = CpuSet.union([plan.vcpu_pins[vcpu] for vcpu in cell.vcpus if plan.vcpu_pins])
         online = cell.vcpus - plan.vm.offline_vcpus
         count = f"{len(cell.vcpus)}"
@@ -314,8 +314,8 @@ def _build_cells_table(plan: Plan, host: Host | None) -> Table:
                 f"gpu{number_list(local)}" if local else "-",
             )
         )
-    for node in dict.fromkeys(away.values()):
-        numbers = number_list(gpu for gpu, home in away.items() if home == node)
+    for node in dict.fromkeys(homes.values()):
+        numbers = number_list(gpu for gpu, home in homes.items() if home == node)
         rows.append(("-", "-", "-", "unknown" if node is None else str(node), "-", f"gpu{numbers}"))
     return Table(heads=HEADS, rows=tuple(rows), numeric=("memory",), cpu_sets=HEADS[1:3])
 

@@ -359,8 +359,8 @@ def _format_next_trial(answers: Sequence[Recommendation]) -> str:
     if not open_answers or any(answer.findings for answer in answers):
         return ""
     names = {result.alternative for answer in open_answers for result in answer.results}
-    worse = {name for answer in answers for name in answer.avoid}
-    names -= worse - {"default", *(answer.choice for answer in answers if answer.tells)}
+    losers = {name for answer in answers for name in answer.avoid}
+    names -= losers - {"default", *(answer.choice for answer in answers if answer.tells)}
     names |= {answer.measure_next for answer in open_answers if answer.measure_next is not None}
     layouts = [name for name in PRESETS if name in names]
     words = ("homenode", "trial", "VM", "--layouts", ",".join(layouts))
@@ -372,8 +372,8 @@ def _build_effect_tables(comparison: RecommendedComparison, everything: bool) ->
     for effect in comparison.effects:
         pairs.setdefault((effect.system, effect.alternative, effect.baseline), []).append(effect)
     for (system, label, baseline), effects in pairs.items():
-        against = f"{label} against {'bare metal' if comparison.bare else baseline}"
-        title = f"{system}: {against}" if system else against
+        text = f"{label} against {'bare metal' if comparison.bare else baseline}"
+        title = f"{system}: {text}" if system else text
         yield Section(title, tuple(_build_tables(comparison, effects, everything)))
     for label in comparison.alternatives:
         if not comparison.effects:
@@ -382,14 +382,14 @@ def _build_effect_tables(comparison: RecommendedComparison, everything: bool) ->
 
 def build_power_table(power: Mapping[str, Mapping[str, float]]) -> tuple[Table, ...]:
     """Return watts per GPU, and joules per GB or event, by test, a column per alternative."""
-    tests = dict.fromkeys(test for drawn in power.values() for test in drawn)
+    tests = dict.fromkeys(test for values in power.values() for test in values)
 
     def text(watts_by_test: Mapping[str, float], test: str) -> str:
         unit = test.rpartition(", ")[2] if ", J/" in test else "W"
         return f"{watts_by_test[test]:.3g} {unit}" if test in watts_by_test else "-"
 
     rows = tuple(
-        (test.partition(", J/")[0], *(text(drawn, test) for drawn in power.values()))
+        (test.partition(", J/")[0], *(text(values, test) for values in power.values()))
         for test in tests
     )
     heads = ("power of a GPU, median", *power)

@@ -285,7 +285,7 @@ def draw_distances(canvas: SvgCanvas, host: Host, place: tuple[float, float, flo
     canvas.draw_text(x, y + 14, title, 12, bold=True)
     canvas.draw_text(x, y + 28, "(SLIT; row: from, column: to)", 10, "dim")
     top, start = y + 50, x + 46
-    far = max(host.distances[a][b] for a, _ in shown_nodes for b, _ in shown_nodes)
+    limit = max(host.distances[a][b] for a, _ in shown_nodes for b, _ in shown_nodes)
     for position, (row, index) in enumerate(shown_nodes):
         middle = start + position * side + side / 2
         canvas.draw_text(middle, top - 5, str(index), 10, "dim", anchor="middle")
@@ -296,7 +296,7 @@ def draw_distances(canvas: SvgCanvas, host: Host, place: tuple[float, float, flo
             shade = canvas.draw_rect(
                 start + column * side, top + position * 20, side - 1, 19, "bar-used"
             )
-            shade.set("fill-opacity", f"{0.08 + 0.62 * (distance - 10) / max(1, far - 10):.2f}")
+            shade.set("fill-opacity", f"{0.08 + 0.62 * (distance - 10) / max(1, limit - 10):.2f}")
             canvas.draw_text(
                 start + column * side + side / 2, baseline, str(distance), 10, anchor="middle"
             )

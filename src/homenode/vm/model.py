@@ -165,7 +165,7 @@ class VmCell(Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
 
 
 def complete_distances(
-    given: Mapping[tuple[int, int], int], cells: int
+    values: Mapping[tuple[int, int], int], cells: int
 ) -> tuple[tuple[int, ...], ...]:
     """Return the distances between cells, [from][to]; () for each if none is given.
 
@@ -175,10 +175,10 @@ def complete_distances(
     >>> complete_distances({(0, 1): 21}, 2)
     ((10, 21), (21, 10))
     """
-    if not given:
+    if not values:
         return ((),) * cells
     return tuple(
-        tuple(given.get((i, j), given.get((j, i), 10 if i == j else 20)) for j in range(cells))
+        tuple(values.get((i, j), values.get((j, i), 10 if i == j else 20)) for j in range(cells))
         for i in range(cells)
     )
 

@@ -46,12 +46,12 @@ def preview_definition(
     store = DomainStore(root, virsh.connect, state.uuid)
     check_current(virsh, state, original)
     base = first_original(store, state, original, virsh.connect)
-    against = _find_obstacles(virsh, state, tuned_xml)
+    obstacles = _find_obstacles(virsh, state, tuned_xml)
     return ApplyOutcome(
         state=state,
         original=store.definition_path(base),
         defined=None,
-        obstacles=against,
+        obstacles=obstacles,
         changed=tuned_xml != original,
         is_original_placed=is_recorded(base, original),
     )

@@ -87,13 +87,13 @@ def apply_live_pins(virsh: Virsh, name: str, tuned_xml: bytes, root: Path) -> Re
         assert threads.state.run_id is not None, "it runs, or the preview had raised"
         before, after = threads.before, threads.after
         mark = _run_mark(virsh, state.uuid)
-        earlier = find_moved_pins(store, threads.state.run_id, mark)
-        if earlier is None and not after:
+        moved_pins = find_moved_pins(store, threads.state.run_id, mark)
+        if moved_pins is None and not after:
             return threads
-        if earlier is not None:
+        if moved_pins is not None:
             # The first pins are restored, also for threads that move again.
-            first = {(pin.kind, pin.number): pin for pin in (*before, *earlier[0])}
-            last = {(pin.kind, pin.number): pin for pin in (*earlier[1], *after)}
+            first = {(pin.kind, pin.number): pin for pin in (*before, *moved_pins[0])}
+            last = {(pin.kind, pin.number): pin for pin in (*moved_pins[1], *after)}
             before, after = tuple(first.values()), tuple(last[key] for key in first)
         facts = {"name": state.name, "run_id": str(threads.state.run_id), "run_mark": mark}
         entry = ChangeEntry(

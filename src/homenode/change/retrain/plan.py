@@ -210,13 +210,13 @@ def _find_users(host: Host, port: PciDevice, holders: Holders) -> tuple[str, ...
 def _choose_target(
     device: Bdf, port_link: LinkRegisters, device_link: LinkRegisters, target_gen: int | None
 ) -> int:
-    both = set(port_link.speeds) & set(device_link.speeds)
-    max_code = max(both, default=1)
+    speeds = set(port_link.speeds) & set(device_link.speeds)
+    max_code = max(speeds, default=1)
     if target_gen is None:
         return max_code
     if target_gen not in SPEED_OF_CODE:
         raise out_of_range("--target", str(target_gen), 1, max(SPEED_OF_CODE))
-    if target_gen not in both:
+    if target_gen not in speeds:
         ends = (
             f"the port can {SPEED_OF_CODE[port_link.max_code]:g} GT/s and the device "
             f"{SPEED_OF_CODE[device_link.max_code]:g} GT/s"

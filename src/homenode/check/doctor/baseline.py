@@ -116,8 +116,8 @@ def _read_kernel_parameters(host: Host) -> str | None:
 
 def _judge_kernel_change(was: str, now: str) -> Severity | None:
     """Return a warning; None if at most values differ that one capture redacted."""
-    words, later = was.split(), now.split()
-    if len(words) == len(later) and all(map(_may_be_equal, words, later)):
+    words, new_words = was.split(), now.split()
+    if len(words) == len(new_words) and all(map(_may_be_equal, words, new_words)):
         return None
     return Severity.WARNING
 

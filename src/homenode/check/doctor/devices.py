@@ -312,12 +312,12 @@ def _check_odd_nodes(host: Host) -> Iterator[Finding]:
 
 def check_matrix(matrix: TopoMatrix, source: str) -> Iterator[Finding]:
     """Find GPUs on nodes whose CPUs the caller of nvidia-smi may not use."""
-    far = [gpu for _, gpu in _list_gpus(matrix) if gpu.nodes and not gpu.cpus]
-    if far:
-        nodes = CpuSet(node for gpu in far for node in gpu.nodes or ())
+    far_gpus = [gpu for _, gpu in _list_gpus(matrix) if gpu.nodes and not gpu.cpus]
+    if far_gpus:
+        nodes = CpuSet(node for gpu in far_gpus for node in gpu.nodes or ())
         yield finding(
             "job-gpu-far",
-            shorten_list((gpu.name for gpu in far), _MAX_NAMED),
+            shorten_list((gpu.name for gpu in far_gpus), _MAX_NAMED),
             expected=f"CPUs of node {nodes}, where they are (NUMA Affinity)",
             observed=f"the job, or whoever ran nvidia-smi, has no CPU of node {nodes}: CPU "
             "Affinity is empty",

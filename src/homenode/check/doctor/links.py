@@ -51,18 +51,18 @@ def check_links(
         gpus = host.devices_of_kind(DeviceKind.GPU)
         driven = frozenset(gpu.bdf for gpu in gpus if gpu.has_host_driver)
         busy = driven if reached_bdfs is None else reached_bdfs
-    behind: dict[Bdf, list[DevicePath]] = {}
+    paths_of_link: dict[Bdf, list[DevicePath]] = {}
     link_of: dict[Bdf, Link] = {}
     paths = list_device_paths(host, known_widths)
     for path in paths:
         for link in path.links:
             if path.expected is None or not _is_limiting(link, path.expected):
                 continue
-            behind.setdefault(link.lower.bdf, []).append(path)
+            paths_of_link.setdefault(link.lower.bdf, []).append(path)
             link_of[link.lower.bdf] = link
-    for bdf, affected in behind.items():
+    for bdf, affected in paths_of_link.items():
         yield _make_finding(link_of[bdf], affected, paths, busy, host)
-    yield from _check_targets(paths, frozenset(behind), host)
+    yield from _check_targets(paths, frozenset(paths_of_link), host)
     yield from _check_idle(host)
 
 
@@ -139,9 +139,9 @@ def _make_finding(
     subject = _format_devices(affected)
     if link.lower.bdf not in {path.device.bdf for path in affected}:
         subject += f": link from {link.upper.bdf} to {link.lower.bdf}"
-    worst = max(affected, key=lambda path: _rank(path.device.kind))
-    assert worst.expected is not None
-    path_rate = worst.expected.bytes_per_s
+    worst_path = max(affected, key=lambda path: _rank(path.device.kind))
+    assert worst_path.expected is not None
+    path_rate = worst_path.expected.bytes_per_s
     share = max(1 - current.bytes_per_s / p.expected.bytes_per_s for p in affected if p.expected)
     slot = "" if link.known_width is None else f"; the slot has {plural(link.known_width, 'lane')}"
     return finding(
@@ -158,14 +158,14 @@ def _make_finding(
             "lost": f"{(path_rate - current.bytes_per_s) / 1e9:.1f}",
             "lanes": f"{(1 - current.width / capable.width) * 100:.0f}",
             "width": current.width,
-            "kind": JUDGED[worst.device.kind],
-            "copied": worst.device.bdf,
+            "kind": JUDGED[worst_path.device.kind],
+            "copied": worst_path.device.bdf,
             "device": link.lower.bdf,
             "port": link.upper.bdf,
             "target": f"{link.target_gt_per_s or 0:g}",
         },
         source=f"{host.name}: LnkCap and LnkSta (max_link_speed, current_link_speed) of port "
-        f"{link.upper.bdf} and of {link.lower.bdf}; path up to {worst.links[-1].upper.bdf}; "
+        f"{link.upper.bdf} and of {link.lower.bdf}; path up to {worst_path.links[-1].upper.bdf}; "
         "PCIe 6.0, 7.5.3.6 to 7.5.3.8",
         devices=(link.lower.bdf, *(p.device.bdf for p in affected if p.device != link.lower)),
     )
@@ -247,9 +247,9 @@ def _format_capability(link: Link) -> str:
 def _format_current(link: Link, current: LinkRate) -> str:
     """Return the end that reported the current rate, and the other end's rate if it differs."""
     rates = [(_end_name(end), find_current_rate(end.link)) for end in (link.upper, link.lower)]
-    equal = [f"at the {name}" for name, rate in rates if rate == current]
+    equal_ends = [f"at the {name}" for name, rate in rates if rate == current]
     other = [f"{rate} at the {name}" for name, rate in rates if rate not in (current, None)]
-    return "".join(f", {text}" for text in (" and ".join(equal), *other) if text)
+    return "".join(f", {text}" for text in (" and ".join(equal_ends), *other) if text)
 
 
 def _find_idle_reason(

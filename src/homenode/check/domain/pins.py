@@ -157,7 +157,7 @@ def _check_cells(facts: Vm, host: Host) -> Iterator[Finding]:
         near_pus = CpuSet.union(node.pus for node in host.nodes if node.index in cell.nodes)
         if not near_pus:  # memory on nodes without CPUs only
             continue
-        far = [
+        ids = [
             i
             for i in cell.vcpus
             if i < len(facts.vcpu_pins)
@@ -165,11 +165,11 @@ def _check_cells(facts: Vm, host: Host) -> Iterator[Finding]:
             and pin <= present
             and not pin <= near_pus
         ]
-        if far:
-            pins = CpuSet(pu for i in far for pu in facts.vcpu_pins[i] or ())
+        if ids:
+            pins = CpuSet(pu for i in ids for pu in facts.vcpu_pins[i] or ())
             yield finding(
                 "pin-off-node",
-                Subject(f"cell {cell.id}, {format_vcpus(CpuSet(far))}", "vcpupin", far[0]),
+                Subject(f"cell {cell.id}, {format_vcpus(CpuSet(ids))}", "vcpupin", ids[0]),
                 expected=f"CPUs of node {cell.nodes} ({near_pus}), where the cell's memory is",
                 observed=format_cpus(pins),
             )

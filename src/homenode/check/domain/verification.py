@@ -272,10 +272,10 @@ def find_changed_settings(
     source: str = "",
 ) -> Iterator[Finding]:
     """Compare lines with those of the plan. subject: "" = the elements that they begin with."""
-    before, later = Counter(planned_lines), Counter(now)
+    before, current = Counter(planned_lines), Counter(now)
     lost_lines, new = (
         sorted(line for line in lines.elements() if line.partition(" ")[0] not in reported_tags)
-        for lines in (before - later, later - before)
+        for lines in (before - current, current - before)
     )
     if lost_lines or new:
         names = dict.fromkeys(line.partition(" ")[0] for line in (*lost_lines, *new))
@@ -296,11 +296,11 @@ def _compare_elements(
         return [(path, tag, "a definition that accepts the plan")], [(path, tag, error.message)]
     if after.text == document.text:
         return [], []
-    before, later = (
+    before, result = (
         Counter(_list_elements(document.root, "")),
         Counter(_list_elements(after.root, "")),
     )
-    return list((later - before).elements()), list((before - later).elements())
+    return list((result - before).elements()), list((before - result).elements())
 
 
 def _list_elements(element: Element, parent: str) -> Iterator[_Part]:

@@ -70,7 +70,7 @@ def remove_vcpus(expectation: Expectation, absent: CpuSet) -> Expectation:
 def _renumber(groups: Iterable[CpuSet], absent: CpuSet) -> tuple[CpuSet, ...]:
     """Renumber vCPUs without the absent ones; empty groups are omitted."""
     new_groups = (
-        CpuSet(i - sum(gone < i for gone in absent) for i in group - absent) for group in groups
+        CpuSet(i - sum(vcpu < i for vcpu in absent) for i in group - absent) for group in groups
     )
     return tuple(group for group in new_groups if group)
 

@@ -405,8 +405,8 @@ def compare_test_guest(expectation: Expectation, stand_in: MinimalGuest, guest: 
     if stand_in.vm.offline_vcpus:
         expectation = remove_vcpus(expectation, stand_in.vm.offline_vcpus)
     scaled = stand_in_expectation(expectation, stand_in)
-    both = GuestComparison(scaled, observation, STAND_IN_KERNEL_BYTES, stand_in.cpu.substituted)
-    return GuestView("the test guest", (*both.list_checks(), *both.check_devices()), observation)
+    pair = GuestComparison(scaled, observation, STAND_IN_KERNEL_BYTES, stand_in.cpu.substituted)
+    return GuestView("the test guest", (*pair.list_checks(), *pair.check_devices()), observation)
 
 
 def view_of_guest(expectation: Expectation, guest: Host, host: Host | None) -> GuestView:
@@ -416,8 +416,8 @@ def view_of_guest(expectation: Expectation, guest: Host, host: Host | None) -> G
     offline = expectation.vm.offline_vcpus
     if offline and len(observation.vcpus) == expectation.vm.vcpus_online:
         expectation = remove_vcpus(expectation, offline)
-    both = GuestComparison(expectation, observation)
-    lines = (*both.list_checks(), *_check_huge_pages(observation), *both.check_devices(host))
+    pair = GuestComparison(expectation, observation)
+    lines = (*pair.list_checks(), *_check_huge_pages(observation), *pair.check_devices(host))
     return GuestView("the guest", lines, observation)
 
 

@@ -118,8 +118,8 @@ def _verify_unreadable(document: Document, error: InputError) -> Verification:
     result = parse_with_libvirt(document)
     if result is None or result.refusal is None:
         raise error
-    both = structs.replace(result, refusal=f"{error.message}; libvirt: {result.refusal}")
-    findings = tuple(check_schema((), both))
+    outcome = structs.replace(result, refusal=f"{error.message}; libvirt: {result.refusal}")
+    findings = tuple(check_schema((), outcome))
     checked, not_checked = (f"{document.source}: whether it can be read",), ("everything else",)
     answer = Findings(checked=checked, findings=findings, not_checked=not_checked)
     return Verification(answer, (), None, None)

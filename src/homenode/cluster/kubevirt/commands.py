@@ -35,19 +35,19 @@ def on_define_domain(arguments: OnDefineDomainArguments) -> None:
             )
     root = arguments.root
     gc.disable()  # the process ends before there is anything to collect
-    given = answer(
+    result = answer(
         arguments.vmi,
         os.fsencode(arguments.domain),
         lambda: DirectorySnapshot(root if root != "/" else "this machine", root),
         on_error=arguments.on_error,
         granularity=arguments.pci_granularity,
     )
-    for text in given.notes:
+    for text in result.notes:
         for line in text.split("\n  hint: "):
             note(f"onDefineDomain: {line[:4000]}")
-    if given.document is not None:
-        print_bytes(given.document)
-    raise SystemExit(given.exit_code)
+    if result.document is not None:
+        print_bytes(result.document)
+    raise SystemExit(result.exit_code)
 
 
 def receive(arguments: KubevirtReceiveArguments) -> None:

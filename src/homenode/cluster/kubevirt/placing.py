@@ -250,8 +250,8 @@ def _is_chosen(
         return False
     by_name = (at.domain, at.bus, at.device, at.function) in asked_for
     expander = guest.expander_above(at.bus)
-    chosen = expander is not None and expander.index not in regained_indices
-    return by_name or at.bus == 0 or chosen
+    by_expander = expander is not None and expander.index not in regained_indices
+    return by_name or at.bus == 0 or by_expander
 
 
 def _lacks_initiators(

@@ -247,7 +247,7 @@ def capture(arguments: PoolCaptureArguments) -> None:
             progress,
             jobs=arguments.jobs,
             timeout_s=arguments.timeout,
-            again=arguments.again,
+            overwrite=arguments.again,
         )
     failures = (*refusals, *results.failures)
     for failure in failures:
@@ -281,17 +281,17 @@ def capture_hosts(
     *,
     jobs: int,
     timeout_s: float,
-    again: bool = False,
+    overwrite: bool = False,
 ) -> CapturedHosts:
     """Read hosts into NAME.json of the directory, for this user alone. Each is written as soon as
     it was read: after an interruption the same call reads the missing hosts. server_of: by name.
-    again: also read hosts that the directory has. Raises HostError if it cannot be written."""
+    overwrite: also read hosts that the directory has. Raises HostError if it cannot be written."""
     try:
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
     except OSError as error:
         raise HostError(f"{directory}: cannot create the directory: {error.strerror}") from None
     files = {name: directory / f"{name}.json" for name in server_of}
-    missing = [name for name, file in files.items() if again or not file.exists()]
+    missing = [name for name, file in files.items() if overwrite or not file.exists()]
     failures: list[Gap] = []
     with ThreadPoolExecutor(max_workers=jobs) as threads:
         reads = {

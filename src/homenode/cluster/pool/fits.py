@@ -271,7 +271,7 @@ class Pool(Struct, frozen=True, kw_only=True):
 def examine_pool(
     named_hosts: NamedHosts,
     sizes: Sequence[VmSize],
-    progress: Progress = lambda done, total: None,
+    progress: Progress = lambda count, total: None,
 ) -> Pool:
     """Return the free resources and fitting VMs of each host; identical hosts are planned once."""
     fits_of: dict[object, tuple[SizeCapacity, ...]] = {}

@@ -65,7 +65,7 @@ def rank_hosts(
     hosts: Sequence[NamedHost],
     guest: Vm,
     options_on: Callable[[NamedHost], PlanOptions],
-    progress: Progress = lambda done, total: None,
+    progress: Progress = lambda count, total: None,
 ) -> PoolRanking:
     """Plan the VM on each host; identical hosts are planned once. options_on: with the VM's layout
     on a host. Order: the placement, by the planner's comparison; then the free whole cores and the

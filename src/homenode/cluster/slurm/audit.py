@@ -19,7 +19,7 @@ _RECORD = "the job's record"
 def audit(allocations: Iterable[JobAllocation], unreadable: Sequence[Job] = ()) -> Findings:
     """Return the findings on the locality of GPU jobs, worst first."""
     findings = list(_check_unreadable_jobs(unreadable))
-    judged_count = far = open_count = without = by_gres = 0
+    judged_count = far_count = open_count = gpuless_count = by_gres = 0
     nodes: set[str] = set()
     unknown: dict[tuple[str, str | None], list[JobAllocation]] = {}
     for allocation in allocations:
@@ -27,7 +27,7 @@ def audit(allocations: Iterable[JobAllocation], unreadable: Sequence[Job] = ()) 
             unknown.setdefault((allocation.unknown, allocation.fix), []).append(allocation)
             continue
         if not allocation.gpus:
-            without += 1
+            gpuless_count += 1
             continue
         source = _SLURM if allocation.memory_nodes is None else _RECORD
         job_findings = add_source(_check_job_gpus(allocation), source)
@@ -36,13 +36,13 @@ def audit(allocations: Iterable[JobAllocation], unreadable: Sequence[Job] = ()) 
         by_gres += allocation.tree is not None and allocation.tree.is_of_gres
         nodes.add(allocation.node)
         ids = {finding.id for finding in job_findings}
-        far += "job-gpu-far" in ids
+        far_count += "job-gpu-far" in ids
         open_count += "job-gpu-far" not in ids and "job-unjudged" in ids
     checked, not_checked = [], []
     if judged_count:
         checked.append(
             f"{plural(judged_count, 'allocation')} of GPU jobs on {plural(len(nodes), 'node')}: "
-            f"{judged_count - far - open_count} local to all of their GPUs, {far} not"
+            f"{judged_count - far_count - open_count} local to all of their GPUs, {far_count} not"
             + (f", {open_count} unknown" if open_count else "")
         )
     if unknown:
@@ -52,8 +52,8 @@ def audit(allocations: Iterable[JobAllocation], unreadable: Sequence[Job] = ()) 
     if by_gres:
         count_text = plural(by_gres, "allocation")
         not_checked.append(f"Cores= of gres.conf, for {count_text}: homenode slurm check")
-    if without:
-        not_checked.append(f"{plural(without, 'allocation')} of jobs without GPUs")
+    if gpuless_count:
+        not_checked.append(f"{plural(gpuless_count, 'allocation')} of jobs without GPUs")
     if unreadable:
         not_checked.append(f"{plural(len(unreadable), 'job')} whose records cannot be trusted")
     if not (judged_count or unknown or unreadable):
@@ -117,20 +117,20 @@ def _check_cpus(allocation: JobAllocation, tree: NodeTree) -> Iterator[Finding]:
         yield finding(
             "job-unjudged", allocation.subject, expected, observed, case="gpu-node-unknown"
         )
-    far = [gpu for gpu in allocation.gpus if gpu.node is not None and gpu.node not in cpu_nodes]
+    gpus = [gpu for gpu in allocation.gpus if gpu.node is not None and gpu.node not in cpu_nodes]
     place = "" if tree.is_of_gres else f" on {tree.names(cpu_nodes)}"
     observed = f"{'cores' if tree.is_of_gres else 'CPUs'} {allocation.pus}{place}"
-    if far:
-        gpu_nodes, verb = _gpu_nodes(far), "is" if len(far) == 1 else "are"
+    if gpus:
+        gpu_nodes, verb = _gpu_nodes(gpus), "is" if len(gpus) == 1 else "are"
         yield finding(
             "job-gpu-far",
             allocation.subject,
-            expected=f"CPUs on {tree.names(gpu_nodes)}, where {_format_gpus(far)} {verb}",
+            expected=f"CPUs on {tree.names(gpu_nodes)}, where {_format_gpus(gpus)} {verb}",
             observed=observed,
             cost=_format_cost(tree, cpu_nodes, gpu_nodes),
         )
     idle = tuple(node for node in cpu_nodes if node not in _gpu_nodes(allocation.gpus))
-    if idle and not far and not blind:
+    if idle and not gpus and not blind:
         yield finding(
             "job-cpus-far",
             allocation.subject,
@@ -208,9 +208,9 @@ def _format_cost(
     tree: NodeTree, job_nodes: Sequence[NodeIndex], gpu_nodes: Sequence[NodeIndex]
 ) -> str | None:
     """Return the distance of the GPUs' nodes from the nearest node of the job."""
-    far = [
+    minima = [
         min((tree.distances[a, b] for a in job_nodes if (a, b) in tree.distances), default=None)
         for b in gpu_nodes
     ]
-    distances = [distance for distance in far if distance is not None]
+    distances = [distance for distance in minima if distance is not None]
     return f"distance {max(distances)} instead of 10" if distances else None

@@ -215,9 +215,9 @@ def _check_counts(
     if absent := [number for number in numbers if not 0 <= number < gpu_count]:
         fact = f"gres.conf lists GPU {CpuSet(absent)} of {subject}, which the machine does not have"
         yield count(f"at most {machine_text}", f"GPU {CpuSet(absent)}", "too many lines", fact)
-    elif twice := compress_hostlist(file for file, number in times.items() if number > 1):
-        fact = f"gres.conf lists {twice} of {subject} twice"
-        yield count("each device file once", f"{twice} twice", "twice", fact)
+    elif duplicates := compress_hostlist(file for file, number in times.items() if number > 1):
+        fact = f"gres.conf lists {duplicates} of {subject} twice"
+        yield count("each device file once", f"{duplicates} twice", "twice", fact)
     elif by_hand and listed_count < gpu_count:
         yield count(machine_text, f"{listed_count} in gres.conf", "too few lines", in_gres)
     elif by_hand and any(not line.files for line in group.lines):
@@ -259,17 +259,17 @@ def _check_types(group: NodeClass, host: Host, source: str, arguments: str) -> I
     Slurm ignores other types. Seen: `slurmd -G` of 22.05.8, which exits if only some GPUs of a file
     have a type.
     """
-    promised, listed = group.configured_gpus, count_types(group.lines)
+    promised, counts = group.configured_gpus, count_types(group.lines)
     by_hand = group.autodetect is None
     is_mixed = any(
-        "" in types and len(types) > 1 for types in (promised, listed if by_hand else ())
+        "" in types and len(types) > 1 for types in (promised, counts if by_hand else ())
     )
     # If the totals differ, gres-count reports it.
-    is_comparable = by_hand and sum(listed.values()) == sum(promised.values())
-    is_other = is_comparable and bool(listed) and set(promised) != {""} and listed != promised
+    is_comparable = by_hand and sum(counts.values()) == sum(promised.values())
+    is_other = is_comparable and bool(counts) and set(promised) != {""} and counts != promised
     kind = find_right_type(group, host)
-    is_other |= bool(kind) and set(listed) != {""}
-    expected = f"Gres={format_gres(listed)} in slurm.conf, as gres.conf lists"
+    is_other |= bool(kind) and set(counts) != {""}
+    expected = f"Gres={format_gres(counts)} in slurm.conf, as gres.conf lists"
     if is_mixed:
         expected = "a type for all GPUs of both files, or for none"
     elif kind:
@@ -280,12 +280,12 @@ def _check_types(group: NodeClass, host: Host, source: str, arguments: str) -> I
             "gres-type-differs",
             group.subject,
             expected,
-            f"Gres={format_gres(promised)}, and {format_gres(listed) or 'no line'} in gres.conf",
+            f"Gres={format_gres(promised)}, and {format_gres(counts) or 'no line'} in gres.conf",
             source,
             case="mixed types" if is_mixed else None,
             values={"arguments": arguments},
         )
-    elif wrong := [kind for kind in {**listed, **promised} if is_other_model(kind, host)]:
+    elif wrong := [kind for kind in {**counts, **promised} if is_other_model(kind, host)]:
         models = dict.fromkeys(gpu.name or "?" for gpu in host.whole_gpus)
         yield finding(
             "gres-type-differs",

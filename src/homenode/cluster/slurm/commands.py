@@ -83,14 +83,14 @@ def audit(arguments: SlurmAuditArguments) -> None:
             records = read_records(arguments.records, arguments.jobs, order)
             findings = judge_jobs(_add_judged(records, jobs))
         else:
-            listed, not_checked = _choose_jobs(arguments.jobs, arguments.jobs_file)
+            choice, not_checked = _choose_jobs(arguments.jobs, arguments.jobs_file)
             shapes = _read_shapes(arguments.jobs_file, arguments.nodes_file)
             machines = _read_machines(arguments.host)
             running = _build_running_allocations(
-                listed, shapes, machines, order, look=arguments.look
+                choice, shapes, machines, order, look=arguments.look
             )
             findings = judge_jobs(
-                _add_judged(running, jobs), [job for job in listed if job.unreadable is not None]
+                _add_judged(running, jobs), [job for job in choice if job.unreadable is not None]
             )
             if jobs and arguments.jobs_file is not None and arguments.nodes_file is None:
                 names = shorten_list({machine.host.name: None for machine in machines.values()}, 3)

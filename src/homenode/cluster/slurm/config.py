@@ -119,8 +119,8 @@ def reject_misspelt_keys(lines: Sequence[ConfigLine], names: str) -> None:
     keys = {name.lower(): name for name in names.split()}
     line_of = {key: line for line in reversed(lines) for key, _ in line.words if key not in keys}
     for key in list(line_of)[:_MAX_UNKNOWN_KEYS]:
-        if near := get_close_matches(key, keys, 1, 0.8):
-            line, expected = line_of[key], f"a key of Slurm (did you mean {keys[near[0]]}=?)"
+        if matches := get_close_matches(key, keys, 1, 0.8):
+            line, expected = line_of[key], f"a key of Slurm (did you mean {keys[matches[0]]}=?)"
             raise ParseError(line.source, expected, f"{key}=", line=line.first)
 
 

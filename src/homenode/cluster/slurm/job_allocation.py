@@ -78,8 +78,8 @@ class JobAllocation(Struct, frozen=True, kw_only=True):
 
     @property
     def subject(self) -> str:
-        again = f", restart {self.restart}," if self.restart else ""
-        return f"job {self.job} ({self.name or 'no name'}){again} on {self.node}"
+        restart = f", restart {self.restart}," if self.restart else ""
+        return f"job {self.job} ({self.name or 'no name'}){restart} on {self.node}"
 
 
 class NodeMachine(Struct, frozen=True):
@@ -205,11 +205,11 @@ def build_gres_allocation(
     sets = list(dict.fromkeys(places))
     if None in sets or max(cores, default=0) >= shape.cores:
         return None
-    if beyond := CpuSet.union(pus for pus in sets if pus) - CpuSet(range(shape.cores)):
+    if excess := CpuSet.union(pus for pus in sets if pus) - CpuSet(range(shape.cores)):
         return unknown_allocation(
             job,
             share.node,
-            f"gres.conf names core {max(beyond)}, and Slurm lists {plural(shape.cores, 'core')}",
+            f"gres.conf names core {max(excess)}, and Slurm lists {plural(shape.cores, 'core')}",
             "`homenode slurm check` corrects Cores=",
         )
     return replace(

@@ -97,12 +97,12 @@ def parse_cores(file: HostDocument, nodes: Mapping[int, NodeTable]) -> tuple[Cor
 
 
 def _number_parts(
-    file: HostDocument, key: str, listed: int | tuple[int, ...] | None, count: int
+    file: HostDocument, key: str, value: int | tuple[int, ...] | None, count: int
 ) -> tuple[int, ...]:
     """Return the numbers in sysfs of `count` packages or nodes: 0, 1, 2 ... unless listed."""
-    if listed is None:
+    if value is None:
         return tuple(range(count))
-    numbers = listed if isinstance(listed, tuple) else (listed,)
+    numbers = value if isinstance(value, tuple) else (value,)
     if len(numbers) != count or sorted(set(numbers)) != list(numbers):
         raise file.make_error(key, f"{plural(count, 'ascending number')}", numbers)
     return numbers

@@ -315,9 +315,9 @@ class _Elements(Struct, frozen=True):
         )
         return Port(table.location, port_link, switch)
 
-    def build_endpoint(self, table: ElementTable, without: Collection[str]) -> Endpoint:
-        """Parse a device. without: keys that are not allowed in its place."""
-        _reject_keys(table, _list_keys(table) & {"switch", _EMPTY, *without}, "a device here")
+    def build_endpoint(self, table: ElementTable, keys: Collection[str]) -> Endpoint:
+        """Parse a device. keys: those that are not allowed in its place."""
+        _reject_keys(table, _list_keys(table) & {"switch", _EMPTY, *keys}, "a device here")
         name = table.model or ""
         if name not in self.models:
             error = table.make_error("model", f"one of {', '.join(sorted(self.models))}", name)

@@ -374,8 +374,8 @@ def _list_gaps(host: Host, online: CpuSet) -> Iterator[Gap]:
     """Yield gaps for facts that the description omits."""
     if not host.domains:
         yield NO_VMS_DESCRIBED
-    if without := online - CpuSet.union(llc.pus for llc in host.llcs):
-        yield Gap(f"last-level cache of CPUs {without}", _LEFT_OUT)
+    if pus := online - CpuSet.union(llc.pus for llc in host.llcs):
+        yield Gap(f"last-level cache of CPUs {pus}", _LEFT_OUT)
     if host.distances is None:
         yield Gap("distances", _LEFT_OUT)
     for device in host.pci_devices:

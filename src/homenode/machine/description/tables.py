@@ -168,8 +168,8 @@ def _explain(error: msgspec.ValidationError, value: Any, source: str, location: 
     unknown = _UNKNOWN_KEY.fullmatch(str(error))
     if unknown is not None:
         key, path = unknown.groups("")
-        near = find_near(key, set(_list_keys(TomlTable)))
-        meant = f" (did you mean {near}?)" if near else ""
+        match = find_near(key, set(_list_keys(TomlTable)))
+        meant = f" (did you mean {match}?)" if match else ""
         place = _join((location + path).lstrip("."), key)
         return InputError(f"{source}: {place}: unknown key{meant}", hint=f"{PAGE} lists the keys")
     misfit = _MISFIT.fullmatch(str(error))

@@ -366,11 +366,11 @@ def _read_mig(snapshot: Snapshot, gpus: Mapping[Bdf, NvidiaGpu], division: _GpuD
         return
     try:
         instances = nvidia_smi.parse_instances(snapshot.command_output("nvidia-smi-mig") or "")
-        listed = nvidia_smi.parse_list(snapshot.command_output("nvidia-smi-list") or "")
+        devices = nvidia_smi.parse_list(snapshot.command_output("nvidia-smi-list") or "")
     except ParseError as error:
         division.gaps.append(Gap("MIG instances", str(error)))
         return
-    by_number = {(row.gpu, row.device): row for row in listed}
+    by_number = {(row.gpu, row.device): row for row in devices}
     for gpu, bdf in divided.items():
         profiles = {row.number: row.profile for row in instances if row.gpu == gpu}
         rows = gpus[bdf].mig_devices

@@ -182,10 +182,10 @@ def read_pci_tree(
     bridges = {bdf: code for bdf, code in classes.items() if code >> 8 == PCI_BRIDGE_CLASS}
     guessed_types = port_types_by_structure(bridges, parent_of)
     configs = {bdf: _read_config(snapshot, places[bdf].directory) for bdf in bridges}
-    without = [bdf for bdf, config in configs.items() if config is None or not config.port_type]
-    if without:
+    untyped = [bdf for bdf, config in configs.items() if config is None or not config.port_type]
+    if untyped:
         reason = "config space is not readable beyond 64 bytes (it needs root); taken from the tree"
-        gaps.append(Gap(f"port types of {len(without)} PCI bridges", reason))
+        gaps.append(Gap(f"port types of {len(untyped)} PCI bridges", reason))
     tree = _FunctionSources(
         snapshot=snapshot,
         locality=locality,

@@ -175,9 +175,9 @@ class _UnpackedStream:
                 pieces.append(piece)
                 missing -= len(piece)
             self._buffer, self._at, end = b"".join(pieces), 0, size
-        taken = self._buffer[self._at : end]
+        data = self._buffer[self._at : end]
         self._at = end
-        return taken
+        return data
 
     def drain(self) -> None:
         """Read to the end, which holds the checksum of a compressed stream."""

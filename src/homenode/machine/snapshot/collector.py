@@ -61,8 +61,8 @@ def build_collector_script(root: str = "/") -> str:
         elif rule.unless is None:
             lines += _list_reading_lines(rule)
         else:
-            better = f'set -- {_make_glob_relative(rule.unless)}; [ -e "$1" ] || {{'
-            lines += [better, *_list_reading_lines(rule), "}"]
+            guard = f'set -- {_make_glob_relative(rule.unless)}; [ -e "$1" ] || {{'
+            lines += [guard, *_list_reading_lines(rule), "}"]
     lines.append("echo L")
     # A bare tree may have directories instead of a host's links.
     lines.append(f"ls -ld {' '.join(links)} </dev/null | sed -n 's/^l/ l/p'")

@@ -134,8 +134,8 @@ def _read_paths() -> Iterator[PathRule]:
             continue
         head, _, purpose = row.partition(" | ")
         kind, form, path, *options = head.split()
-        directory, better = path.rpartition("/")[0], options[1] if options else None
-        unless = better and (better if better.startswith("/") else f"{directory}/{better}")
+        directory, option = path.rpartition("/")[0], options[1] if options else None
+        unless = option and (option if option.startswith("/") else f"{directory}/{option}")
         keep = tuple(_LINES.findall(next_row.replace("\\t", "\t"))) if next_row[:1] == " " else ()
         for glob in _expand_braces(path):
             yield PathRule(glob, PathKind(kind), TextForm[form], purpose, keep, unless)

@@ -83,8 +83,8 @@ def steady(batch: Callable[[int], float], seconds: float) -> dict[str, Any]:
     within STEADY_WITHIN, for twice `seconds` at most; then samples for `seconds`.
     """
     batch(1)
-    once = max(batch(1), 1e-9)
-    repeats = max(1, min(_MAX_REPEATS, int(BATCH_S / once)))
+    call_s = max(batch(1), 1e-9)
+    repeats = max(1, min(_MAX_REPEATS, int(BATCH_S / call_s)))
     last: list[float] = []
     until = time.perf_counter() + 2 * seconds
     warmups = 2

@@ -189,9 +189,9 @@ def _name_states(
     in_use: dict[str, int] = {}
     for signature, latencies in values.items():
         name = format_latency_name(statistics.median(latencies))
-        again = in_use.get(name, 0)
-        in_use[name] = again + 1
-        names[signature] = name if not again else f"{name}, {again + 1}"
+        count = in_use.get(name, 0)
+        in_use[name] = count + 1
+        names[signature] = name if not count else f"{name}, {count + 1}"
     return names
 
 

@@ -91,12 +91,12 @@ def _lay_out(root: Path, system: str, name: str, files: dict[str, bytes]) -> Non
         top = _open_directory(root, ends=ends)
         os.mkdir(aside, dir_fd=top)
         undo.callback(_discard, aside, top)
-        within = Path(f"/proc/self/fd/{top}")
+        top_path = Path(f"/proc/self/fd/{top}")
         for path, content in files.items():
             with contextlib.ExitStack() as stack:
-                directory = _open_directory(within, aside, *Path(path).parts[:-1], ends=stack)
+                directory = _open_directory(top_path, aside, *Path(path).parts[:-1], ends=stack)
                 replace_file(Path(path), content, 0o644, directory=directory, synced=False)
-        place = _open_directory(within, system, ends=ends)
+        place = _open_directory(top_path, system, ends=ends)
         # Over a directory that holds anything, or a link, this fails.
         os.rename(aside, name, src_dir_fd=top, dst_dir_fd=place)
         undo.pop_all()

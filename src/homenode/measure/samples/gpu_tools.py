@@ -97,8 +97,8 @@ def _find_head(lines: list[str], previous: int, start: int) -> int:
 
 def parse_command(head: str) -> tuple[tuple[int, ...], tuple[int, ...]] | None:
     """Return the settings of a command that follow numactl's output in the head."""
-    behind = head[head.rfind("policy:") + 1 :].split("\n")
-    bindings = [binding for binding in map(bound_by_command, behind) if binding is not None]
+    lines = head[head.rfind("policy:") + 1 :].split("\n")
+    bindings = [binding for binding in map(bound_by_command, lines) if binding is not None]
     return bindings[-1] if bindings else None
 
 

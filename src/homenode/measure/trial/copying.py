@@ -132,8 +132,8 @@ def _make_overlay(disk: WritableDisk, overlay: Path) -> None:
             size = _read_size(disk, original)
             with create_private_directory("homenode-overlay-") as directory:
                 image = directory / "overlay"
-                under = ("-u", "-b", disk.path, "-F", disk.format)
-                argv = ("qemu-img", "create", "-q", "-f", "qcow2", *under, str(image), str(size))
+                backing = ("-u", "-b", disk.path, "-F", disk.format)
+                argv = ("qemu-img", "create", "-q", "-f", "qcow2", *backing, str(image), str(size))
                 failure = run(argv, _IMAGE_S).failure()
                 if failure is not None:
                     raise HostError(f"{overlay}: cannot create the overlay: {failure}")

@@ -100,23 +100,23 @@ def find_new_obstacles(document: bytes, name: str, plan: Plan, host: Host) -> tu
     if host.fingerprint != plan.host_fingerprint:
         return (f"the topology of {host.name}, not of {plan.host_name}, which the plan is for",)
     alone = remove_domain(host, name)
-    against = _find_obstacles(document, name, plan, alone)
+    obstacles = _find_obstacles(document, name, plan, alone)
     pinned_cpus = CpuSet.union(plan.vcpu_pins)
     for vm in alone.domains:
         cpus = pinned_cpus & CpuSet.union(pins for pins in vm.vcpu_pins if pins is not None)
         if vm.has_claim and cpus:
-            against.append(f"CPUs {cpus}: expected no other VM's, found {vm.name} pinned to them")
-    return tuple(against)
+            obstacles.append(f"CPUs {cpus}: expected no other VM's, found {vm.name} pinned to them")
+    return tuple(obstacles)
 
 
 def _find_obstacles(document: bytes, name: str, plan: Plan, host: Host) -> list[str]:
     findings = verify_document(open_domain(document, name), plan=plan, host=host).findings
-    against = [
+    obstacles = [
         f"{finding.fact}"
         for finding in findings
         if finding.id in _STAND_AGAINST and finding.severity is Severity.CRITICAL
     ]
-    return against + ([] if plan.memory_nodes else _list_unbound_shortage(plan, host))
+    return obstacles + ([] if plan.memory_nodes else _list_unbound_shortage(plan, host))
 
 
 def _list_unbound_shortage(plan: Plan, host: Host) -> list[str]:

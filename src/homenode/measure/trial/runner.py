@@ -318,10 +318,10 @@ def _reject_taken(trial: Trial, tuned_copy: TunedCopy) -> None:
     if trial.read_host is None:
         return
     host = remove_domain(trial.read_host(), trial.head.source)
-    against = find_new_obstacles(tuned_copy.document, trial.head.domain, tuned_copy.plan, host)
-    if against:
+    obstacles = find_new_obstacles(tuned_copy.document, trial.head.domain, tuned_copy.plan, host)
+    if obstacles:
         raise InputError(
-            f"the host no longer has the resources of the trial's plan: {'; '.join(against)}",
+            f"the host no longer has the resources of the trial's plan: {'; '.join(obstacles)}",
             hint=format_command(trial.head.argument, "resume") + " continues once they are free",
         )
 

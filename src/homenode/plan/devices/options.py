@@ -62,17 +62,17 @@ class GpuTies(Struct, frozen=True):
         if all(gpus.bit_count() == number for gpus, number in tied):
             return reach, True
         begun = left_out = 0
-        counted: list[int] = []
+        gpu_sets: list[int] = []
         outside = ~(sure | reach)
         for gpu_set in self.sets:
             if gpu_set & reach and not (gpu_set & sure and gpu_set & outside):
-                begun |= bool(gpu_set & sure) << len(counted)
-                left_out |= bool(gpu_set & outside) << len(counted)
-                counted.append(gpu_set)
-        ordered_groups = [list(self._group_by_sets(gpus, counted)) for gpus, _ in tied]
-        later = [0]
+                begun |= bool(gpu_set & sure) << len(gpu_sets)
+                left_out |= bool(gpu_set & outside) << len(gpu_sets)
+                gpu_sets.append(gpu_set)
+        ordered_groups = [list(self._group_by_sets(gpus, gpu_sets)) for gpus, _ in tied]
+        unions = [0]
         for sets, _ in (group for some in reversed(ordered_groups) for group in reversed(some)):
-            later.append(later[-1] | sets)
+            unions.append(unions[-1] | sets)
         states: dict[_State, _Value] = {(0, begun, left_out): (0, 0, 0)}
         is_complete = True
         for some, (gpus, number) in zip(ordered_groups, tied, strict=True):
@@ -80,23 +80,23 @@ class GpuTies(Struct, frozen=True):
             remaining = gpus.bit_count()
             for group in some:
                 remaining -= len(group[1]) - 1
-                later.pop()
-                states = _extend_states(group, states, remaining, later[-1])
+                unions.pop()
+                states = _extend_states(group, states, remaining, unions[-1])
                 if len(states) > (MAX_COMPARED_STATES if is_complete else KEPT_STATES):
                     is_complete = False
                     states = dict(nsmallest(KEPT_STATES, states.items(), key=itemgetter(1)))
         return min(states.values())[2], is_complete
 
-    def _group_by_sets(self, gpus: int, counted: Sequence[int]) -> Iterator[_EqualGpus]:
+    def _group_by_sets(self, gpus: int, gpu_sets: Sequence[int]) -> Iterator[_EqualGpus]:
         """Group these GPUs by their sets; GPUs of a set, and of a set within it, are adjacent."""
-        sets_of_gpus = [(1 << i, gpu_set) for i, gpu_set in enumerate(counted) if gpu_set & gpus]
+        sets_of_gpus = [(1 << i, gpu_set) for i, gpu_set in enumerate(gpu_sets) if gpu_set & gpus]
         of_sets: dict[int, list[int]] = {}
         for number in list_members(gpus):
             sets = sum([bit for bit, gpu_set in sets_of_gpus if gpu_set >> number & 1])
             of_sets.setdefault(sets, []).append(number)
 
         def largest_first(sets: int) -> list[tuple[int, int]]:
-            return sorted((-counted[i].bit_count(), i) for i in list_members(sets))
+            return sorted((-gpu_sets[i].bit_count(), i) for i in list_members(sets))
 
         for sets in sorted(of_sets, key=largest_first):
             rank, bits = 0, 0
@@ -108,10 +108,10 @@ class GpuTies(Struct, frozen=True):
 
 
 def _extend_states(
-    group: _EqualGpus, states: dict[_State, _Value], remaining: int, later: int
+    group: _EqualGpus, states: dict[_State, _Value], remaining: int, union: int
 ) -> dict[_State, _Value]:
     """Extend the states by each possible number of these GPUs. remaining: number of later GPUs.
-    later: their sets."""
+    union: their sets."""
     result: dict[_State, _Value] = {}
     sets, firsts = group
     all_of_them = len(firsts) - 1
@@ -125,7 +125,7 @@ def _extend_states(
                 rank + more_rank,
                 gpus | bits,
             )
-            state = missing - number, now_begun & later, now_left & later
+            state = missing - number, now_begun & union, now_left & union
             best = result.get(state)
             if best is None or value < best:
                 result[state] = value

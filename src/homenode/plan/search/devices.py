@@ -308,9 +308,9 @@ class SearchDevices(Struct, frozen=True, kw_only=True, dict=True):
 
     def _find_class(self, classes: Sequence[tuple[GpuGroup, list[int]]], packages: int) -> int:
         """Return the least class of these groups."""
-        worst = max([home.class_to(packages) for home in self._pulling_homes], default=0)
+        floor = max([home.class_to(packages) for home in self._pulling_homes], default=0)
         least_classes = [group.least_class(self.options.count, levels) for group, levels in classes]
-        return max(worst, min([least for least in least_classes if least is not None], default=0))
+        return max(floor, min([least for least in least_classes if least is not None], default=0))
 
     def device_class(self, nodes: int) -> int:
         """Return the class of the worst device for a set of nodes (bits)."""
@@ -326,9 +326,9 @@ class SearchDevices(Struct, frozen=True, kw_only=True, dict=True):
         groups, count = self.near_groups(nodes), self.options.count
         if not self.compares_classes or len(groups) < 2:
             return groups
-        away = [group.away(count, nodes) for group in groups]
-        least = min(away)
-        return [group for group, number in zip(groups, away, strict=True) if number == least]
+        counts = [group.away(count, nodes) for group in groups]
+        least = min(counts)
+        return [group for group, number in zip(groups, counts, strict=True) if number == least]
 
     def _class_and_groups(self, nodes: int) -> tuple[int, tuple[GpuGroup, ...]]:
         # GPUs that must be at home are chosen by node, other GPUs by package.
@@ -347,16 +347,16 @@ class SearchDevices(Struct, frozen=True, kw_only=True, dict=True):
         for group, levels in classes:
             if self.compares_classes and max(levels, default=0) > limit:
                 homes = zip(group.homes, levels, strict=True)
-                group = GpuGroup.from_homes([gpus for gpus, worst in homes if worst <= limit])
+                group = GpuGroup.from_homes([gpus for gpus, level in homes if level <= limit])
             if sum([gpus.count for gpus in group.homes]) >= self.options.count:
                 near_groups.append(group)
         return limit, tuple(near_groups)
 
     def away(self, nodes: int) -> int:
         """Return the GPUs away from home for nodes (bits) that near_groups() has groups for."""
-        away = sum([n for home, n in self._named_gpus.items() if not home & nodes])
+        count = sum([n for home, n in self._named_gpus.items() if not home & nodes])
         if not self.options.count:
-            return away
-        return away + min(
+            return count
+        return count + min(
             [group.away(self.options.count, nodes) for group in self.near_groups(nodes)]
         )

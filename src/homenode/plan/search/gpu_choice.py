@@ -51,7 +51,7 @@ class _Home(NamedTuple):
     def times(self, number: int) -> tuple[int, ...]:
         """Return the row of a number of its GPUs, the lightest first."""
         weight = self.first(number)[1]
-        return self.row if weight == 1 else tuple([weight * far for far in self.row])
+        return self.row if weight == 1 else tuple([weight * term for term in self.row])
 
     def first(self, number: int) -> tuple[int, int, tuple[int, int] | None]:
         """Return (sure GPUs, their weight with the tied GPUs, (tied GPUs, number to choose))."""
@@ -254,7 +254,7 @@ def _list_numbers(home: _Home, distance: int) -> list[int]:
 
 def _add_rows(row: tuple[int, ...], rows: Sequence[tuple[int, Sequence[int]]]) -> tuple[int, ...]:
     """Return the sum of a row and of further rows, each multiplied by its count."""
-    added = [far_row if times == 1 else [times * far for far in far_row] for times, far_row in rows]
+    added = [far_row if times == 1 else [times * n for n in far_row] for times, far_row in rows]
     return tuple(map(sum, zip(row, *added, strict=True))) if added else row
 
 

@@ -84,11 +84,11 @@ def list_fallbacks(request: GuestRequest, free: FreeCpus) -> Iterator[Fallback]:
     one_kind = frozenset({CoreKind.PERFORMANCE}) if hybrid else kinds
     whole_cores: list[Fallback] = []
     shared_cores: list[Fallback] = []
-    for mixed in (False, True) if hybrid and not request.options.explicit_cells else (False,):
-        of_kinds = kinds if mixed else one_kind
+    for is_mixed in (False, True) if hybrid and not request.options.explicit_cells else (False,):
+        of_kinds = kinds if is_mixed else one_kind
         widest = max((shape.pus for shape in shapes if shape.kind in of_kinds), default=1)
-        whole_cores += _list_fallbacks(request, widest, of_kinds, mixed=mixed)
-        shared_cores += _list_sharing_ways(request, of_kinds, mixed=mixed)
+        whole_cores += _list_fallbacks(request, widest, of_kinds, is_mixed=is_mixed)
+        shared_cores += _list_sharing_ways(request, of_kinds, is_mixed=is_mixed)
     ways = [*whole_cores, *shared_cores]
     # Without pins the host always keeps a core.
     keeps_core = (True,) if request.layout.pinning is Pinning.NONE else (True, False)
@@ -122,34 +122,34 @@ def _counts_pus(request: GuestRequest) -> bool:
 
 
 def _list_fallbacks(
-    request: GuestRequest, widest: int, kinds: frozenset[CoreKind | None], *, mixed: bool
+    request: GuestRequest, widest: int, kinds: frozenset[CoreKind | None], *, is_mixed: bool
 ) -> Iterator[Fallback]:
     """Yield the layout's sibling groups, then groups of fewer siblings. If they do not divide the
     vCPUs, the last group has idle siblings, and the guest is shown no siblings."""
     counts_pus, keeps = _counts_pus(request), request.keep_vcpus
     pins_all = request.layout.pinning is Pinning.ALL_PUS
     widest = min(widest, request.most_threads or widest)
-    for threads in range(widest if pins_all and not mixed else 1, 0, -1):
+    for threads in range(widest if pins_all and not is_mixed else 1, 0, -1):
         if keeps and any(len(cell.vcpus) % threads for cell in request.options.explicit_cells):
             continue  # a cell would get half a group
         groups = -(-request.vcpus // threads) if keeps else request.vcpus
         idle = keeps and request.vcpus % threads > 0
         fewer: tuple[Relaxation, ...] = ()
-        if pins_all and (mixed or idle or threads < widest):
+        if pins_all and (is_mixed or idle or threads < widest):
             hides = idle or threads == 1
             fewer = (Relaxation.SIBLINGS_NOT_EXPOSED if hides else Relaxation.FEWER_SIBLINGS,)
         yield _make_fallback(
-            request, Grouping(threads, kinds, counts_pus), groups, fewer, mixed=mixed
+            request, Grouping(threads, kinds, counts_pus), groups, fewer, is_mixed=is_mixed
         )
 
 
 def _list_sharing_ways(
-    request: GuestRequest, kinds: frozenset[CoreKind | None], *, mixed: bool
+    request: GuestRequest, kinds: frozenset[CoreKind | None], *, is_mixed: bool
 ) -> Iterator[Fallback]:
     """Yield groups for more vCPUs than cores; if CPUs are counted anyway, none are left to try."""
     if request.layout.pinning is not Pinning.NONE and not _counts_pus(request):
         grouping, relaxations = Grouping(1, kinds, counts_pus=True), (Relaxation.SHARED_CORES,)
-        yield _make_fallback(request, grouping, request.vcpus, relaxations, mixed=mixed)
+        yield _make_fallback(request, grouping, request.vcpus, relaxations, is_mixed=is_mixed)
 
 
 def _make_fallback(
@@ -158,18 +158,18 @@ def _make_fallback(
     groups: int,
     relaxations: tuple[Relaxation, ...],
     *,
-    mixed: bool,
+    is_mixed: bool,
 ) -> Fallback:
     """Return a fallback that relaxes nothing else."""
     options, cells = request.options, request.layout.cells
     return Fallback(
         grouping=grouping,
         groups=groups,
-        mixed=mixed,
+        mixed=is_mixed,
         shares=Relaxation.SHARED_CORES in relaxations,
         equal=cells is GuestCells.HOST
-        and not (mixed or options.unequal_cells or options.explicit_cells),
-        relaxations=(Relaxation.MIXED_KINDS, *relaxations) if mixed else relaxations,
+        and not (is_mixed or options.unequal_cells or options.explicit_cells),
+        relaxations=(Relaxation.MIXED_KINDS, *relaxations) if is_mixed else relaxations,
     )
 
 

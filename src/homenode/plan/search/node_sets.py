@@ -292,17 +292,17 @@ class NodeSets:
         for seed in positions:
             if problem.earlier_equals[seed]:
                 continue
-            far, nearest = problem.distances.between[seed], dict[int, int]()
+            row, nearest = problem.distances.between[seed], dict[int, int]()
             for node in positions:
-                nearest[packages[node]] = min(far[node], nearest.get(packages[node], far[node]))
-            away = {}
+                nearest[packages[node]] = min(row[node], nearest.get(packages[node], row[node]))
+            keys = {}
             for node in positions:
                 package = packages[node]
                 room = -problem.groups_of_package[package]
                 is_other = package != packages[seed]
-                away[node] = (node != seed, is_other, nearest[package], room, package, far[node])
-            yield sorted(largest, key=away.__getitem__)
-            yield sorted(cheapest, key=away.__getitem__)
+                keys[node] = (node != seed, is_other, nearest[package], room, package, row[node])
+            yield sorted(largest, key=keys.__getitem__)
+            yield sorted(cheapest, key=keys.__getitem__)
         roomiest = sorted(positions, key=lambda node: -(problem.memory[node].pages or 0))
         for order in (cheapest, largest, roomiest):
             yield order

@@ -202,7 +202,7 @@ class _LadderSearch:
         if len(host_rejection.nodes) != 1 or not is_said:
             self.rejections.append(host_rejection)
 
-    def _better_fallback(self, first: Attempt, later: Iterable[Attempt]) -> Attempt | None:
+    def _better_fallback(self, first: Attempt, attempts: Iterable[Attempt]) -> Attempt | None:
         """Return a better later fallback that relaxes only the host's last core or local memory;
         else None.
 
@@ -219,7 +219,7 @@ class _LadderSearch:
             return None
         problem = first.problem
         names = problem.first[: problem.first.index("nodes_spanned") if cores_first else 1]
-        best, better = first.best.cost, None
+        best, choice = first.best.cost, None
         assert first.solution is not None
         counts_sets = cores_first and self.search.options.has_gpus and first.solution.optimal
 
@@ -234,7 +234,7 @@ class _LadderSearch:
         # If nodes hold as much as before, alone and together, the same sets hold the VM.
         roomier = [
             other
-            for other in later
+            for other in attempts
             if other.fallback.is_like(first.fallback)
             and (shares or other.fallback.memory is not MemoryRule.ELSEWHERE)
             and (
@@ -261,6 +261,6 @@ class _LadderSearch:
             is_better = concerns(other.best.cost)[:count] < concerns(best)[:count]
             if is_better and other.is_possible:
                 self._reject_single_nodes(other)
-                best, better = other.best.cost, other
+                best, choice = other.best.cost, other
                 is_remote = other.fallback.memory is MemoryRule.ELSEWHERE
-        return better
+        return choice

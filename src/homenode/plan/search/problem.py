@@ -110,7 +110,7 @@ class SearchProblem(Struct, frozen=True, kw_only=True, dict=True):
         result: list[int] = []
         last: dict[tuple[object, ...], list[int]] = {}
         for node, node_supply in enumerate(self.supplies):
-            earlier = 0
+            twin = 0
             if not of_devices >> node & 1 and len(node_supply.parts) == 1 and not self.device_pages:
                 key = (
                     self.distances.packages[node],
@@ -127,12 +127,12 @@ class SearchProblem(Struct, frozen=True, kw_only=True, dict=True):
                 like = last.setdefault(key, [])
                 for position, other in enumerate(like):
                     if _are_swappable(between, other, node):
-                        earlier = 1 << other
+                        twin = 1 << other
                         like[position] = node
                         break
                 else:
                     like.append(node)
-            result.append(earlier)
+            result.append(twin)
         return tuple(result)
 
     @cached_property
@@ -209,8 +209,8 @@ class SearchProblem(Struct, frozen=True, kw_only=True, dict=True):
         devices = self.devices
         if devices.options.count and not devices.near_groups(nodes):
             return None
-        away = devices.away(nodes)
-        if away and devices.requires_home:
+        away_count = devices.away(nodes)
+        if away_count and devices.requires_home:
             return None
         result: list[int] = []
         is_tied = bool(limit)
@@ -226,7 +226,7 @@ class SearchProblem(Struct, frozen=True, kw_only=True, dict=True):
             elif name == "packages_spanned":
                 value = self.distances.packages_of(nodes).bit_count()
             elif name == "gpus_away_from_home":
-                value = away
+                value = away_count
             elif name == "vcpus_beyond_cores":
                 value = self.beyond_cores(list_members(nodes))
             else:
@@ -268,7 +268,7 @@ class SearchProblem(Struct, frozen=True, kw_only=True, dict=True):
             short += self.short_pages(node, groups)
         sign, nodes = 1 if self.pack else -1, [node for node, _ in split]
         node_bits = sum([1 << node for node in nodes])
-        worst, total = self.distances.spread(node_bits)
+        max_distance, total = self.distances.spread(node_bits)
         free_pages = sum([self.memory[node].pages or 0 for node in nodes])
         return Cost(
             vcpus_beyond_cores=self.beyond_cores(nodes) if self.shares else 0,
@@ -276,7 +276,7 @@ class SearchProblem(Struct, frozen=True, kw_only=True, dict=True):
             packages_spanned=self.distances.packages_of(node_bits).bit_count() + more_packages,
             gpus_away_from_home=nearness[1],
             nodes_spanned=len(nodes),
-            node_distance=worst,
+            node_distance=max_distance,
             distance_sum=total,
             guest_sockets=self.groups // gcd(*[groups for _, groups in split]),
             unevenness=sum([groups * groups for _, groups in split]),
@@ -334,7 +334,7 @@ class PlacementSearch(Struct, frozen=True, kw_only=True, dict=True):
     def problem(self, fallback: Fallback) -> SearchProblem:
         host, request, options = self.host, self.request, self.options
         even_splits = not (fallback.shares or request.options.unequal_cells)
-        first, later = order(
+        first, rest_terms = order(
             request.options.policy,
             shows_pcie=request.layout.pcie is GuestPcie.HOST,
             even_splits=even_splits,
@@ -360,7 +360,7 @@ class PlacementSearch(Struct, frozen=True, kw_only=True, dict=True):
             pack=request.options.balance is Balance.PACK
             or (request.options.balance is None and options.has_gpus),
             first=first,
-            later=later,
+            later=rest_terms,
             even_splits=even_splits,
             huge=request.page_bytes is not None,
             page_bytes=page_bytes,

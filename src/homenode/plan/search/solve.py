@@ -70,25 +70,25 @@ def solve(problem: SearchProblem) -> tuple[Solution | None, bool]:
 def _prefer_equal(problem: SearchProblem, uneven: "_Search") -> Solution | None:
     """Return the solution with equal cells, if they cost no more than allowed; else of all cells.
     Sets of nodes are compared first, so that only one of the two is computed."""
-    equal = _Search(problem, equal=True)
-    if not problem.equal or not equal.node_sets_by_terms:
+    even_search = _Search(problem, equal=True)
+    if not problem.equal or not even_search.node_sets_by_terms:
         solution = uneven.solution()
-        is_sure = not problem.equal or equal.knows_refusal
+        is_sure = not problem.equal or even_search.knows_refusal
         return solution if is_sure or solution is None else replace(solution, optimal=None)
-    least, nodes = equal.node_sets_by_terms[0]
+    least, nodes = even_search.node_sets_by_terms[0]
     if nodes.bit_count() == 1 and least[: len(uneven.bound)] <= uneven.bound:
-        return equal.solution()  # one node is always equal, several nodes are not nearer
+        return even_search.solution()  # one node is always equal, several nodes are not nearer
     is_sure = uneven.node_sets.exact
     first = uneven.node_sets_by_terms[0][0] if uneven.node_sets_by_terms else least
     costs = zip(problem.first, least, first, strict=True)
     if all(cost <= other for name, cost, other in costs if name in _COSTS_OF_EQUALITY):
-        preferred = equal.solution()
+        preferred = even_search.solution()
         return preferred if is_sure or preferred is None else replace(preferred, optimal=None)
     solution = uneven.solution()
     assert solution is not None, "the nodes of equal guest NUMA nodes hold the VM"
 
     def runners_up() -> tuple[Candidate, ...]:
-        equal_candidate = equal.best_on(nodes)  # it may be the same if a search ended early
+        equal_candidate = even_search.best_on(nodes)  # it may be the same if a search ended early
         unequal = [
             candidate
             for candidate in solution.runners_up()
@@ -97,7 +97,7 @@ def _prefer_equal(problem: SearchProblem, uneven: "_Search") -> Solution | None:
         first = () if equal_candidate.cost == solution.best.cost else (equal_candidate,)
         return (*first, *unequal)[:MAX_RUNNERS_UP]
 
-    is_known = solution.optimal if equal.node_sets.exact else None
+    is_known = solution.optimal if even_search.node_sets.exact else None
     return replace(solution, optimal=is_known, runners_up=runners_up)
 
 
@@ -143,8 +143,8 @@ def without_first_gpu(
 ) -> Candidate | None:
     """Return the best candidate on the same nodes without the first chosen GPU, or None.
     keeps_split: keep the split, as the user gave the cells."""
-    options, without = problem.devices.options, best.gpus & -best.gpus
-    fewer = options.among(group & ~without for group in options.groups) if without else None
+    options, gpu = problem.devices.options, best.gpus & -best.gpus
+    fewer = options.among(group & ~gpu for group in options.groups) if gpu else None
     if fewer is None:
         return None
     problem = replace(problem, devices=replace(problem.devices, options=fewer))
@@ -228,17 +228,17 @@ class _Search:
         bounds: list[tuple[tuple[Any, ...], int]] = [((), nodes) for nodes in tied]
         if tied[0].bit_count() > 1 or self.problem.devices.options.count:
             bounds = sorted((self._least_key(nodes), nodes) for nodes in tied)
-        done: list[tuple[tuple[Any, ...], Candidate]] = []
+        results: list[tuple[tuple[Any, ...], Candidate]] = []
         least: tuple[Any, ...] = ()
         for bound, nodes in bounds:
-            if done and bound > least:
+            if results and bound > least:
                 break
             candidate = self.best_on(nodes)
-            done.append((self._key(candidate.cost), candidate))
-            least = min(least or done[-1][0], done[-1][0])
-        candidates = [candidate for _, candidate in sorted(done, key=lambda item: item[0])]
+            results.append((self._key(candidate.cost), candidate))
+            least = min(least or results[-1][0], results[-1][0])
+        candidates = [candidate for _, candidate in sorted(results, key=lambda item: item[0])]
         is_exact = self.node_sets.exact and self.exact and self.nearest.exact
-        sets = [nodes for _, nodes in (*bounds[len(done) :], *node_sets_by_terms[len(tied) :])]
+        sets = [nodes for _, nodes in (*bounds[len(results) :], *node_sets_by_terms[len(tied) :])]
         return Solution(
             best=candidates[0],
             optimal=True if is_exact else None,
@@ -280,10 +280,10 @@ class _Search:
         """Return the splits over these nodes (bits) that may be best."""
         return self.node_sets.splits(nodes).ranges
 
-    def _runners_up(self, done: Sequence[Candidate], sets: Sequence[int]) -> list[Candidate]:
+    def _runners_up(self, candidates: Sequence[Candidate], sets: Sequence[int]) -> list[Candidate]:
         """Return the best other sets of nodes: computed sets, then further sets, best first."""
-        runners = list(done[1 : 1 + MAX_RUNNERS_UP])
-        tried_nodes = {candidate.nodes for candidate in done}
+        runners = list(candidates[1 : 1 + MAX_RUNNERS_UP])
+        tried_nodes = {candidate.nodes for candidate in candidates}
         if len(runners) + len(sets) < MAX_RUNNERS_UP:
             sets = [*sets, *(nodes for _, nodes in self._rank_node_sets(only_least=False))]
         for nodes in dict.fromkeys(sets):

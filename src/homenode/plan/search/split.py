@@ -126,8 +126,8 @@ def _list_choices(
         return
     equal_count = next(i for i, is_like in enumerate(are_equal) if not is_like)
     for place, node in enumerate(options[0]):
-        later = [options[0][place + 1 :]] * equal_count
-        remaining = later + [
+        choices = [options[0][place + 1 :]] * equal_count
+        remaining = choices + [
             [other for other in nodes if other != node] for nodes in options[equal_count + 1 :]
         ]
         if _can_differ(remaining):

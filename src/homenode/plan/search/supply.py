@@ -425,9 +425,9 @@ def split_evenly(ranges: Sequence[GroupRange], total: int) -> tuple[int, ...]:
     step = ranges[0].step
     level = fill_level(least, limits, total, step)
     split = [min(max(low, level), high) for low, high in zip(least, limits, strict=True)]
-    over = total - sum(split)
+    surplus = total - sum(split)
     for i, high in enumerate(limits):
-        if over and split[i] == level and level < high:
+        if surplus and split[i] == level and level < high:
             split[i] += step
-            over -= step
+            surplus -= step
     return tuple(split)

@@ -143,15 +143,15 @@ def _reserve_on_every_node(
 def _report_off_nodes(
     free: FreeCpus, emulator: CpuSet, nodes: Sequence[int]
 ) -> tuple[Finding, ...]:
-    without = [
+    far_nodes = [
         free.nodes[node].index for node in nodes if emulator.isdisjoint(free.nodes[node].pus)
     ]
-    if not without:
+    if not far_nodes:
         return ()
     return (
         finding(
             "emulator-off-memory-node",
-            format_nodes(without),
+            format_nodes(far_nodes),
             observed="QEMU's own threads have no CPU there, but allocate that node's huge "
             "pages: libvirt 9.0 and newer may fail to start the VM "
             '("Setting CPU affinity failed")',

@@ -355,8 +355,8 @@ def build_initiator_cells(
         )
     gaps: list[Gap] = []
     grown, cells_of_gpu = add_initiator_cells(cells, placement.nodes, nodes_of_gpu, host, gaps)
-    without = tuple(gpu for gpu in grace if gpu.bdf not in nodes_of_gpu)
-    findings = (_report_missing_initiators(host, without, {}, shows=shows),) if without else ()
+    gpus = tuple(gpu for gpu in grace if gpu.bdf not in nodes_of_gpu)
+    findings = (_report_missing_initiators(host, gpus, {}, shows=shows),) if gpus else ()
     return InitiatorCells(grown, cells_of_gpu, findings, tuple(gaps))
 
 

@@ -146,11 +146,11 @@ def _choose_way(
     """Return the first numbering, from the largest sockets down, that spreads the online vCPUs to
     within less than a vCPU; to within a vCPU rather than with many sockets; else the closest. A
     numbering with a cell without online vCPUs comes last."""
-    far = {way: way.deviation(counts, offline) for way in ways}
+    deviations = {way: way.deviation(counts, offline) for way in ways}
     idle = {way: sum(cell <= offline for cell in way.cells) for way in ways}
     least = min(idle.values())
     ways = [way for way in ways if idle[way] == least]
-    exact = [way for way in ways if far[way] < 1]
+    exact = [way for way in ways if deviations[way] < 1]
     limit = MAX_SOCKETS_PER_CELL * len(counts)
     for way in exact:
         if way.socket_vcpus is None or sum(counts) // way.socket_vcpus <= limit:
@@ -158,9 +158,9 @@ def _choose_way(
     if exact and may_share_sockets:
         return _SocketAssignment(exact[0].cells, None)
     for way in ways:
-        if far[way] <= 1:
+        if deviations[way] <= 1:
             return way
-    return min(ways, key=far.__getitem__)
+    return min(ways, key=deviations.__getitem__)
 
 
 def _list_sizes(counts: Sequence[int], threads: int) -> Iterator[int]:

@@ -31,9 +31,9 @@ def find_nearest_cells(host: Host, nodes: Sequence[NodeIndex]) -> dict[NodeIndex
         return {}
     nearest: dict[NodeIndex, NearestCell] = {}
     for node in indices.difference(nodes):
-        far = [host.find_distance(node, other) or 0 for other in nodes]
-        cell = far.index(min(far))
-        nearest[node] = NearestCell(cell, nodes[cell], far[cell])
+        distances = [host.find_distance(node, other) or 0 for other in nodes]
+        cell = distances.index(min(distances))
+        nearest[node] = NearestCell(cell, nodes[cell], distances[cell])
     return nearest
 
 
@@ -76,13 +76,13 @@ def check_switches(controllers: Sequence[GuestPciController]) -> tuple[Finding, 
 
 
 def check_cell_buses(cells: int, with_bus: Iterable[int]) -> tuple[Finding, ...]:
-    without = CpuSet(range(cells)) - CpuSet(with_bus)
-    if not without:
+    busless = CpuSet(range(cells)) - CpuSet(with_bus)
+    if not busless:
         return ()
     return (
         finding(
             "cells-without-bus",
-            f"guest cells {without}",
+            f"guest cells {busless}",
             observed=f"pcie.0 has no slots for {cells} expander buses, so guest NUMA nodes "
             "without devices have no bus: a device plugged in later has no port there",
         ),

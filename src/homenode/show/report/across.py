@@ -184,9 +184,9 @@ def _effect_cell(effects: Sequence[SwitchEffect]) -> Cell:
         )
     ]
     if losses:
-        worst = min(losses, key=lambda loss: loss.effect.gain)
-        loss = format_change(worst.effect.ratio, lower_is_better=is_lower_better)
-        lines.append(Span(f"risk: {loss} on {worst.machine}", "risk small"))
+        worst_loss = min(losses, key=lambda loss: loss.effect.gain)
+        loss = format_change(worst_loss.effect.ratio, lower_is_better=is_lower_better)
+        lines.append(Span(f"risk: {loss} on {worst_loss.machine}", "risk small"))
     else:
         lines.append(Span("no risk shown", "dim small"))
     if unclear := len(effects) - len(decided_effects):

@@ -74,8 +74,8 @@ def list_advice(machines: Sequence[ReportedMachine]) -> tuple[AdviceLine, ...]:
     lines = _join_advice(sound)
     if not lines:  # layouts that differ in several steps have no single effect
         for machine in sound:
-            better = [a for a in machine.recommendations if a.tells and not a.also]
-            for line in _list_machine_advice(machine.name, better):
+            clear_answers = [a for a in machine.recommendations if a.tells and not a.also]
+            for line in _list_machine_advice(machine.name, clear_answers):
                 subject = f"{machine.name}, {line.subject}"
                 lines.append(structs.replace(line, subject=subject))
     reviewed_machines.sort(key=lambda machine: not any(a.findings for a in machine.recommendations))

@@ -125,34 +125,34 @@ def _build_machine(
     measured_runs = tuple(run for run in named_runs if on_host is None or run not in on_host.runs)
     all_alternatives = group_runs(measured_runs)
     alternatives = sorted(all_alternatives, key=_order)
-    chosen = tuple(choice for choice in alternatives if not _is_unknown(choice))
+    choices = tuple(choice for choice in alternatives if not _is_unknown(choice))
     of_any = (replace(choice, label=ANY_LAYOUT) for choice in alternatives if _is_unknown(choice))
     others_of_machine = (*of_any, *(() if on_host is None else (on_host,)))
     host = _find_host(runs, hosts)
     # From the runs as stored: their names are not choices.
     recommendations = _recommend(name, runs, all_alternatives, host)
-    series = {choice.label: choice.series for choice in (*chosen, *others_of_machine)}
-    comparison = compare_series(chosen, series) if len(chosen) > 1 else None
+    series = {choice.label: choice.series for choice in (*choices, *others_of_machine)}
+    comparison = compare_series(choices, series) if len(choices) > 1 else None
     bare = None
-    if on_host is not None and chosen:
-        bare = compare_series((on_host, *chosen), series, bare=True)
-    alone = others_of_machine if comparison is not None else (*chosen, *others_of_machine)
+    if on_host is not None and choices:
+        bare = compare_series((on_host, *choices), series, bare=True)
+    alone = others_of_machine if comparison is not None else (*choices, *others_of_machine)
     caveats = (
         *(comparison.caveats if comparison is not None else ()),
         *(bare.caveats if bare is not None else ()),
         *(caveat for alternative in alone for caveat in find_own_caveats(alternative)),
     )
-    directories = _find_neighbours(chosen, runs, named_runs, neighbours)
+    directories = _find_neighbours(choices, runs, named_runs, neighbours)
     return ReportedMachine(
         name=name,
         runs=named_runs,
-        chosen=chosen,
+        chosen=choices,
         others_of_machine=others_of_machine,
         series=series,
         recommendations=recommendations,
         comparison=comparison,
         bare=bare,
-        effects=switch_effects(name, chosen),
+        effects=switch_effects(name, choices),
         caveats=join_subjects(dict.fromkeys(caveats)),
         host=host,
         plans={label: results.plan for label, results in directories if results.plan is not None},

@@ -240,7 +240,7 @@ def _heat_picture(label: str, matrix: ResultMatrix, ends: tuple[float, float]) -
     name = matrix.key.metric if metric is None else metric.title
     parts = (name, matrix.key.variant, "" if label == ANY_LAYOUT else label)
     title = ", ".join(filter(None, parts))
-    better = "" if metric is None else f"{metric.better}; "
+    direction = "" if metric is None else f"{metric.better}; "
     axes = f"{_name_axis(matrix, rows=True)} down, {_name_axis(matrix, rows=False)} across"
     drawn_matrix = Matrix(
         _name_axis(matrix, rows=True),
@@ -253,7 +253,7 @@ def _heat_picture(label: str, matrix: ResultMatrix, ends: tuple[float, float]) -
         ),
     )
     svg = heat_map(title, matrix.key.unit, drawn_matrix, ends)
-    return Picture(title, svg, (f"{better}{axes}",))
+    return Picture(title, svg, (f"{direction}{axes}",))
 
 
 def _name_axis(matrix: ResultMatrix, *, rows: bool) -> str:

@@ -289,14 +289,14 @@ def replace_disks(xml: bytes, path_of_target: Mapping[str, str], source: str) ->
     edits: list[Edit] = []
     for element in _find_writable_disks(document):
         path = path_of_target[_read_target(document, element)]
-        under = element.child("source")
-        assert under is not None, "_is_writable rejects disks without one"
+        source_element = element.child("source")
+        assert source_element is not None, "_is_writable rejects disks without one"
         edits += set_attribute(document, element, "type", "file")
-        edits += set_attributes(document, under, {"dev": None, "file": path})
+        edits += set_attributes(document, source_element, {"dev": None, "file": path})
         driver = element.child("driver")
         if driver is None:
             new_driver = NewElement("driver", {"name": "qemu", "type": "qcow2"})
-            edits += insert_before(document, under, [new_driver])
+            edits += insert_before(document, source_element, [new_driver])
         else:
             edits += set_attribute(document, driver, "type", "qcow2")
         for chain in element.all("backingStore"):
@@ -325,8 +325,8 @@ def _reject_directories(document: Document) -> None:
 
 def _read_disk(document: Document, element: Element) -> WritableDisk:
     kind = element.get("type") or "file"
-    under = element.child("source")
-    path = None if under is None else under.get(_OVER.get(kind, ""))
+    source = element.child("source")
+    path = None if source is None else source.get(_OVER.get(kind, ""))
     encryption = element.all("encryption") or element.all("source/encryption")
     target = _read_target(document, element)
     content = element.value("driver/@type") or "raw"
@@ -339,7 +339,7 @@ def _read_disk(document: Document, element: Element) -> WritableDisk:
         obstacle = f"{path[:200]!r}, which is not an absolute path"
     elif content not in _FORMATS:
         obstacle = f"one of format {content[:40]}"
-    elif under is not None and under.child("slices") is not None:
+    elif source is not None and source.child("slices") is not None:
         obstacle = "a part of a file"
     if path is None or obstacle is not None:
         raise InputError(

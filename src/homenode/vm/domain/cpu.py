@@ -369,17 +369,17 @@ def _change_in_place(
             edits += set_attribute(document, element, "cpuset", format_set(planned_pins[key]))
     last: Element | None = None
     leading: list[NewElement] = []
-    behind: dict[int, tuple[Element, list[NewElement]]] = {}
+    insertions: dict[int, tuple[Element, list[NewElement]]] = {}
     for key, pus in planned_pins.items():
         if key in element_of:
             last = element_of[key]
         elif last is None:
             leading.append(_make_pin(key, pus))
         else:
-            behind.setdefault(last.start, (last, []))[1].append(_make_pin(key, pus))
+            insertions.setdefault(last.start, (last, []))[1].append(_make_pin(key, pus))
     first = next(element_of[key] for key in planned_pins if key in element_of)
     edits += insert_before(document, first, leading)
-    for element, news in behind.values():
+    for element, news in insertions.values():
         edits += insert_after(document, element, news)
     return apply(document, edits)
 

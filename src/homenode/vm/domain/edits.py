@@ -50,8 +50,8 @@ def apply(document: Document, edits: Iterable[Edit]) -> Document:
         offset = edit.end
     parts.append(document.text[offset:])
     # The result is parsed from bytes, under the same rules as the input.
-    again = Document(b"".join(parts), document.root, "", document.codec, document.mark)
-    return parse_document(again.to_bytes(), document.source)
+    result = Document(b"".join(parts), document.root, "", document.codec, document.mark)
+    return parse_document(result.to_bytes(), document.source)
 
 
 def set_attribute(document: Document, element: Element, name: str, value: str) -> list[Edit]:
@@ -183,8 +183,8 @@ def insert_in_order(document: Document, parent: Element, new: NewElement) -> lis
     """Return edits that insert an element among its siblings in libvirt's ORDER."""
     order = ORDER.get(parent.name, ())
     if new.name in order:
-        earlier = order[: order.index(new.name)]
-        siblings = [child for child in parent.children if child.name in earlier]
+        names = order[: order.index(new.name)]
+        siblings = [child for child in parent.children if child.name in names]
         if siblings:
             return insert_after(document, siblings[-1], [new])
         if parent.children:

@@ -74,11 +74,11 @@ def take_out(original: Document, applied_document: Document, now: Document) -> M
     if work.conflicts:
         return MergeResult(now, tuple(sorted(work.conflicts)), ())
     merged_document, moved = _remove_addresses(apply(now, work.edits), now)
-    earlier = {*check_references(now), *check_references(original)}
+    known_facts = {*check_references(now), *check_references(original)}
     broken_facts = [
         contradiction.fact
         for contradiction in check_references(merged_document)
-        if contradiction not in earlier
+        if contradiction not in known_facts
     ]
     return MergeResult(merged_document, tuple(broken_facts), moved)
 

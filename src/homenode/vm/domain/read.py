@@ -253,5 +253,5 @@ def find_nvram_file(document: Document) -> str | None:
     nvram = document.root.find("os/nvram")
     if nvram is None:
         return None
-    under = nvram.child("source")
-    return (nvram.text if under is None else under.get("file")) or None
+    source = nvram.child("source")
+    return (nvram.text if source is None else source.get("file")) or None

@@ -104,8 +104,8 @@ class Virsh:
             for uuid, other in names.items()
         )
         text = f"{place}: {shorten_list(states, 3)}" if names else f"no VM is defined {place}"
-        near = find_near(name, names.values())
-        suggestion = f" (did you mean {near}?)" if near else ""
+        match = find_near(name, names.values())
+        suggestion = f" (did you mean {match}?)" if match else ""
         return InputError(f"no VM named {name}{suggestion}; {text}", hint=hint)
 
     def list_domains(self, *, running: bool = False) -> dict[str, str]:

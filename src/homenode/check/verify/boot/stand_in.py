@@ -434,13 +434,13 @@ def _sort_parents_first(
 ) -> tuple[GuestPciController, ...]:
     """Sort in the order in which QEMU can create them; loops come last, and QEMU rejects them."""
     waiting = sorted(controllers, key=lambda c: c.index)
-    done, ordered = {0}, []
+    buses, ordered = {0}, []
     while waiting:
-        ready = [c for c in waiting if c.address is not None and c.address.bus in done] or waiting[
+        ready = [c for c in waiting if c.address is not None and c.address.bus in buses] or waiting[
             :1
         ]
         for controller in ready:
             ordered.append(controller)
-            done.add(controller.index)
+            buses.add(controller.index)
             waiting.remove(controller)
     return tuple(ordered)

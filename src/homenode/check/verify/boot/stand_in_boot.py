@@ -128,19 +128,19 @@ def boot_stand_in(
     )
     limit_s = options.timeout_s or _BASE_S + _PER_VCPU_S * stand_in.vm.vcpus
     findings: tuple[Finding, ...] = ()
-    through = None if stand_in.needs_qemu else uri
+    daemon = None if stand_in.needs_qemu else uri
     start_s = time.monotonic()
     with boot_directory(uri) as directory, contextlib.ExitStack() as ends:
         refusals: tuple[Finding, ...] = ()
         name = make_domain_name(directory)
         user = os.geteuid()
-        if through is not None:
+        if daemon is not None:
             try:
-                user = _allow_qemu(directory, through)
+                user = _allow_qemu(directory, daemon)
             except OSError as error:
                 reason = f"{directory}: {error.strerror}: access cannot be limited to its QEMU"
-                findings += (libvirt_boot.could_not_start(reason, through),)
-                through = None
+                findings += (libvirt_boot.could_not_start(reason, daemon),)
+                daemon = None
         guests = []
         for part_guest, part, source in _split_guest(stand_in, facts.source):
             part_directory = directory / part
@@ -150,7 +150,7 @@ def boot_stand_in(
             command = build_kernel_command(part_guest.vm.vcpus, kvm=kvm)
             argv = (program, *stand_in_argv(part_guest, name, boot_files, command, kvm=kvm)[1:])
             guests.append(_open_guest(part_guest, source, part_directory, argv, user, ends))
-        if through is not None:
+        if daemon is not None:
             xml = directory / "domain.xml"
             text = stand_in_xml(stand_in, name, boot_files, command, kvm=kvm)
             create_file(xml, text.encode())
@@ -160,19 +160,19 @@ def boot_stand_in(
             excuse: tuple[Finding, ...] = ()
             try:
                 console = guests[0].console
-                refusals = libvirt_boot.boot(through, xml, name, console, patience_s, facts.source)
-                excuse = libvirt_boot.find_daemon_trouble(refusals, through)
+                refusals = libvirt_boot.boot(daemon, xml, name, console, patience_s, facts.source)
+                excuse = libvirt_boot.find_daemon_trouble(refusals, daemon)
             except ToolTimeoutError as error:
                 if kvm:
                     raise
-                excuse = (libvirt_boot.could_not_start(error.message, through),)
+                excuse = (libvirt_boot.could_not_start(error.message, daemon),)
             if excuse:  # it is not about the definition; QEMU does
-                refusals, through = (), None
+                refusals, daemon = (), None
                 findings += excuse
-        if through is None:
+        if daemon is None:
             refusals = _run_qemu(guests, limit_s)
         guest_host, log_findings = _read_all(guests, refusals, facts.name, options.keep)
-    how = "QEMU without libvirt" if through is None else f"libvirt at {through}"
+    how = "QEMU without libvirt" if daemon is None else f"libvirt at {daemon}"
     how = f"{how}, {'KVM' if kvm else 'TCG'}, {files.kernel_name}"
     if len(guests) > 1:
         all_vcpus, few = (guest.stand_in.vm.vcpus for guest in guests)

@@ -169,8 +169,8 @@ def _choose_finding(difference: VmComparison, vm: RunningVm) -> tuple[str, dict[
     pages = None if value is None else value.bytes_by_node
     if not pages:
         return "live-memory-unknown" if pages is None else "live-memory-untouched", {}
-    away = sum(size for node, size in pages if node not in home.nodes)
-    share = f"{100 * away / sum(size for _, size in pages):.0f}"
+    remote_size = sum(size for node, size in pages if node not in home.nodes)
+    share = f"{100 * remote_size / sum(size for _, size in pages):.0f}"
     is_lax = home.mode in ("preferred", "interleave")
     return name, {"values": {"share": share}, "severity": Severity.WARNING if is_lax else None}
 
@@ -305,7 +305,7 @@ def check_interrupts(expected_vm: Vm, vm: RunningVm) -> Iterator[Finding]:
         if node is None:
             continue
         near_pus = vm.host.pus_of_node(node) & vm.host.online
-        far = [
+        far_irqs = [
             interrupt
             for interrupt in vm.interrupts
             if interrupt.device == bdf
@@ -313,16 +313,16 @@ def check_interrupts(expected_vm: Vm, vm: RunningVm) -> Iterator[Finding]:
             and (pus := interrupt.effective or interrupt.allowed)
             and pus.isdisjoint(near_pus)
         ]
-        if not far:
+        if not far_irqs:
             continue
-        served_cpus = CpuSet.union(i.effective or i.allowed for i in far)
+        served_cpus = CpuSet.union(i.effective or i.allowed for i in far_irqs)
         yield finding(
             "live-interrupts",
             f"interrupts of {bdf}",
             expected=f"served on node {node} ({format_cpus(near_pus)})",
-            observed=f"{len(far)} of {sum(i.device == bdf for i in vm.interrupts)} served by "
+            observed=f"{len(far_irqs)} of {sum(i.device == bdf for i in vm.interrupts)} served by "
             f"{format_cpus(served_cpus)}",
-            values={"pus": near_pus, "irq": far[0].irq},
+            values={"pus": near_pus, "irq": far_irqs[0].irq},
             source="/proc/interrupts",
         )
 

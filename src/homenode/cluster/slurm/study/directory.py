@@ -307,10 +307,10 @@ def read_sources(directories: Iterable[Path]) -> StudySources:
             continue
         seen_sources.add(directory.resolve())
         if not directory.exists():
-            near = find_near(directory.name, [path.name for path in directory.parent.glob("*/")])
+            match = find_near(directory.name, [path.name for path in directory.parent.glob("*/")])
             hint = command_line("homenode", "slurm", "study", "-o", directory, "--dry-run")
-            if near is not None:
-                hint = command_line("homenode", "slurm", "report", directory.with_name(near))
+            if match is not None:
+                hint = command_line("homenode", "slurm", "report", directory.with_name(match))
             raise not_found(str(directory), "directory", hint)
         if (directory / JOURNAL).is_file():
             sources = read_study(directory.resolve(), StudyDirectory(directory).study())

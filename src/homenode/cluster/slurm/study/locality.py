@@ -87,10 +87,10 @@ def place_of(
 ) -> Locality:
     """Whether a job was on its GPUs' nodes. gpu_count: requested; None for MIG slices."""
     shown_gpus, numbers = parse_gpus(gpus_file)
-    listed = set(map(str, numbers))
+    indices = set(map(str, numbers))
     reasons: list[str] = []
     pus = run.head.pus
-    by_slurm = tuple(g.bdf for g in machine.gpus if str(g.index) in listed and g.bdf is not None)
+    by_slurm = tuple(g.bdf for g in machine.gpus if str(g.index) in indices and g.bdf is not None)
     allocations = (
         () if job is None else (build_allocation(job, s, machine, None) for s in job.shares)
     )

@@ -118,11 +118,11 @@ class SlurmQueue:
         waiting = {task.id for task in tasks}
         # Slurm rejects waiting for a job that it no longer lists; such a job has ended.
         alive = self._find_jobs(JobState.PENDING, JobState.RUNNING)
-        behind = self._make_follower_finder(alive)
+        find_predecessors = self._make_follower_finder(alive)
         for experiment in self.study.all_experiments():
             if experiment.id in waiting:
                 try:
-                    job = self._submit(experiment, alive, behind(experiment))
+                    job = self._submit(experiment, alive, find_predecessors(experiment))
                 except QueueFullError:
                     return  # the remaining jobs are submitted when some have ended
                 if job is not None:
@@ -208,10 +208,10 @@ class SlurmQueue:
         return hosts
 
     def _submit(
-        self, experiment: Experiment, alive: Mapping[str, str], behind: Iterable[str]
+        self, experiment: Experiment, alive: Mapping[str, str], predecessors: Iterable[str]
     ) -> str | None:
         """Raises QueueFullError if Slurm accepts no more jobs while some of the study wait."""
-        names = dict.fromkeys((*experiment.after, *behind))
+        names = dict.fromkeys((*experiment.after, *predecessors))
         after = tuple(alive[name] for name in names if name in alive)
         try:
             job = client.submit(

@@ -339,7 +339,7 @@ def _draw_maps(matrices: Sequence[StudyMatrix]) -> Iterator[Picture]:
         metric = METRICS[matrix.metric]
         title = f"{matrix.node}: {metric.title}"
         # The seed's own sides: CPU NUMA package down, target GPU across.
-        drawn = HeatMatrix(
+        grid = HeatMatrix(
             "NUMA node of CPUs and memory",
             "GPU",
             tuple(f"NUMA {row}" for row in matrix.rows),
@@ -354,7 +354,7 @@ def _draw_maps(matrices: Sequence[StudyMatrix]) -> Iterator[Picture]:
             )
         if matrix.homes_measured:
             caption += "; which node is local is derived from these results"
-        yield Picture(title, heat_map(title, metric.unit, drawn, ends[matrix.metric]), (caption,))
+        yield Picture(title, heat_map(title, metric.unit, grid, ends[matrix.metric]), (caption,))
 
 
 def _format_deviation(spread: CopySpread) -> str:

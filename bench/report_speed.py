@@ -15,8 +15,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from homenode.bdf import Bdf
-from homenode.measure.results.model import Origin, Run, RunHead, Sample, Switches, Vantage
+from homenode.measure.results.model import Origin, Run, RunHead, Sample, Switches
 from homenode.measure.results.store import write_run
+from homenode.measure.results.vantage import Vantage
 from homenode.show.html import render_page
 from homenode.show.report.document import build_report
 from homenode.show.report.inputs import gather

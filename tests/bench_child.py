@@ -13,7 +13,7 @@ from homenode.machine.snapshot.protocol import Snapshot
 from homenode.measure import runner
 from homenode.measure.access.machine import LocalMachine
 from homenode.measure.model import PROBE, BenchOptions, SuiteDepth, SuiteGroup, SuiteOptions
-from homenode.measure.results.model import Vantage
+from homenode.measure.results.vantage import Vantage
 from homenode.process import ProgramResult
 from tests.rendered.machine import render
 

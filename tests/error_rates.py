@@ -15,7 +15,8 @@ from functools import partial
 from homenode.decide.alternative import group_runs
 from homenode.decide.compare import compare
 from homenode.decide.comparison import Outcome
-from homenode.measure.results.model import Origin, Run, RunHead, Sample, Switches, Vantage
+from homenode.measure.results.model import Origin, Run, RunHead, Sample, Switches
+from homenode.measure.results.vantage import Vantage
 from homenode.vm.layout import PRESETS
 
 LAYOUTS = ("default", "pin", "pin-numa", "pin-numa-pci")

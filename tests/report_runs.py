@@ -8,16 +8,9 @@ import pytest
 
 from homenode.bdf import Bdf
 from homenode.cli.main import main
-from homenode.measure.results.model import (
-    Condition,
-    Origin,
-    Run,
-    RunHead,
-    Sample,
-    Switches,
-    Vantage,
-)
+from homenode.measure.results.model import Condition, Origin, Run, RunHead, Sample, Switches
 from homenode.measure.results.store import run_text, write_run
+from homenode.measure.results.vantage import Vantage
 from homenode.vm.layout import PRESETS
 
 NASTY = "<script>window.owned=1</script>&\"'=cmd|x"

@@ -5,15 +5,8 @@ import random
 from collections.abc import Mapping
 
 from homenode.bdf import Bdf
-from homenode.measure.results.model import (
-    Condition,
-    Origin,
-    Run,
-    RunHead,
-    Sample,
-    Switches,
-    Vantage,
-)
+from homenode.measure.results.model import Condition, Origin, Run, RunHead, Sample, Switches
+from homenode.measure.results.vantage import Vantage
 from homenode.vm.layout import PRESETS
 
 BOOTS = 3

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from homenode.machine.description.parse import load_shipped
+from homenode.machine.snapshot.live import LiveSnapshot
 from homenode.machine.snapshot.protocol import MemorySnapshot
-from homenode.machine.snapshot.store import LiveSnapshot
 from tests.command_line import NEEDS_CLUSTER, has_cluster, homenode
 from tests.discover.test_listings import NUMACTL, TOPOLOGY
 from tests.measure.importers.test_stream import OUTPUT as STREAM

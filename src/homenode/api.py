@@ -16,7 +16,7 @@ from homenode.errors import HomenodeError
 from homenode.findings import Findings
 from homenode.machine.topology import Host
 from homenode.measure.results.model import Run
-from homenode.metrics import Objective
+from homenode.objective import Objective
 from homenode.plan.pipeline import PlannedFile
 from homenode.vm.plan import Plan, Unplannable
 from homenode.vm.plan_options import AUTO, PlanOptions, reject_objective

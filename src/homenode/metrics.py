@@ -5,23 +5,11 @@ Samples carry a metric's id and its unit; whatever is not listed here is not com
 of the user's own program are: `app-rate:NAME` (more is better) and `app-time:NAME` (less is).
 """
 
-from enum import StrEnum
-
 from msgspec import Struct, toml
 from msgspec.structs import replace
 
+from homenode.objective import Objective
 from homenode.package_data import read_package_text
-
-
-class Objective(StrEnum):
-    """The purpose of a VM."""
-
-    MULTI_GPU = "multi-gpu"
-    MEMORY_BANDWIDTH = "memory-bandwidth"
-    LATENCY = "latency"
-    GPU_COPY = "gpu-copy"
-    THROUGHPUT = "throughput"
-    DENSITY = "density"
 
 
 class Metric(Struct, frozen=True, forbid_unknown_fields=True):

@@ -39,9 +39,10 @@ from homenode.measure.results.model import (
     RunHead,
     Sample,
     Switches,
-    Vantage,
 )
-from homenode.metrics import METRICS, Objective
+from homenode.measure.results.vantage import Vantage
+from homenode.metrics import METRICS
+from homenode.objective import Objective
 from homenode.package_data import read_package_text
 from homenode.vm.layout import PRESETS, Siblings
 from homenode.vm.sources import load_host

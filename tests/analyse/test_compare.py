@@ -29,8 +29,10 @@ from homenode.decide.ranking import MetricRank, _find_position, make_ranking
 from homenode.decide.summary import collect_series, find_unused_results
 from homenode.decide.switch_effects import file_effects
 from homenode.errors import InputError
-from homenode.measure.results.model import Condition, Origin, Run, Sample, Statistic, Vantage
-from homenode.metrics import METRICS, Objective, find_metric, list_primaries
+from homenode.measure.results.model import Condition, Origin, Run, Sample, Statistic
+from homenode.measure.results.vantage import Vantage
+from homenode.metrics import METRICS, find_metric, list_primaries
+from homenode.objective import Objective
 from homenode.show.results_text import build_power_table, file_text
 from tests.simulated_runs import simulated_run
 

@@ -23,7 +23,8 @@ from homenode.decide.intervals import compute_interval
 from homenode.decide.recommendation import recommend
 from homenode.decide.summary import Series, SeriesKey
 from homenode.measure.results.model import Run
-from homenode.metrics import METRICS, Objective
+from homenode.metrics import METRICS
+from homenode.objective import Objective
 from tests.analyse.test_compare import GPU, LATENCY, TRIAD, compared, only
 from tests.cpu_time import cpu_time_below
 from tests.error_rates import share

@@ -15,16 +15,9 @@ from homenode.decide.comparison import FEW_BOOTS, ORDER, STATES, Effect, Evidenc
 from homenode.decide.machine_facts import collect_run_facts
 from homenode.decide.recommendation import Recommendation, decide, recommend
 from homenode.decide.sentences import format_effect
-from homenode.measure.results.model import (
-    Condition,
-    Origin,
-    Run,
-    RunHead,
-    Sample,
-    Switches,
-    Vantage,
-)
-from homenode.metrics import Objective
+from homenode.measure.results.model import Condition, Origin, Run, RunHead, Sample, Switches
+from homenode.measure.results.vantage import Vantage
+from homenode.objective import Objective
 from homenode.vm.layout import PRESETS
 from tests.seeds import draws
 

@@ -42,11 +42,11 @@ from homenode.measure.results.model import (
     Sample,
     Statistic,
     Switches,
-    Vantage,
     host_kind,
 )
+from homenode.measure.results.vantage import Vantage
 from homenode.measure.trial.journal import TrialHead
-from homenode.metrics import Objective
+from homenode.objective import Objective
 from homenode.vm.layout import PRESETS
 from homenode.vm.sources import load_host
 from tests.published_runs import PUBLISHED_RUNS, runs_of

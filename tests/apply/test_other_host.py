@@ -13,7 +13,7 @@ from homenode.change.journal import default_root
 from homenode.cpuset import CpuSet
 from homenode.errors import InputError
 from homenode.machine.topology import Host, RunningDomain
-from homenode.metrics import Objective
+from homenode.objective import Objective
 from homenode.vm.daemon_host import load_daemon_host
 from homenode.vm.domain.read import build_vm, open_domain
 from homenode.vm.hypervisor.virsh import Virsh

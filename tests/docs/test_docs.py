@@ -19,7 +19,7 @@ from homenode.cli.main import PROGRAM
 from homenode.errors import HomenodeError
 from homenode.machine.topology import HostSummary
 from homenode.measure.importers import NAMES
-from homenode.metrics import Objective
+from homenode.objective import Objective
 from homenode.option import Arg
 from homenode.plan.placement import order
 from homenode.vm.domain import codec

@@ -25,9 +25,9 @@ from homenode.measure.results.model import (
     Sample,
     Statistic,
     Switches,
-    Vantage,
 )
 from homenode.measure.results.store import parse_run
+from homenode.measure.results.vantage import Vantage
 from homenode.metrics import METRICS
 from tests.command_line import NEEDS_CLUSTER
 from tests.doc_pages import ROOT, first_column, read_page

@@ -62,7 +62,7 @@ SAFE = {
     # sentences, and no commands
     "__version__",
     "function.numa_node",
-    "theirs",
+    "value",
     "kind",
     "command",
     "connect",

@@ -15,8 +15,8 @@ from homenode.machine.pci import PciErrors, PciInterrupt
 from homenode.machine.snapshot.collector import parse_collected
 from homenode.machine.snapshot.contents import COMMAND_OF_NAME
 from homenode.machine.snapshot.gather import gather
+from homenode.machine.snapshot.live import QuietSnapshot
 from homenode.machine.snapshot.protocol import MemorySnapshot, Snapshot
-from homenode.machine.snapshot.store import QuietSnapshot
 from tests.doctor_cases import changed
 from tests.doctor_domains import host
 from tests.rendered.machine import render

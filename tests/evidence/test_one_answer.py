@@ -21,7 +21,7 @@ from homenode.measure.imported_files import find_sources
 from homenode.measure.imported_runs import ImportOptions, build_runs
 from homenode.measure.results.model import Run
 from homenode.measure.results.store import write_run
-from homenode.metrics import Objective
+from homenode.objective import Objective
 from homenode.plan import auto
 from homenode.plan.request import build_layout
 from homenode.plan.stored import read_plan

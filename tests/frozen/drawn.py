@@ -38,10 +38,10 @@ from homenode.measure.results.model import (
     Sample,
     Statistic,
     Switches,
-    Vantage,
 )
+from homenode.measure.results.vantage import Vantage
 from homenode.measure.trial.journal import TrialHead
-from homenode.metrics import Objective
+from homenode.objective import Objective
 from homenode.plan.auto import LayoutInputs
 from homenode.plan.planner import plan
 from homenode.plan.stored import domain_of_plan

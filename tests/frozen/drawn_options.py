@@ -20,7 +20,7 @@ from homenode.machine.pci import (
     PciLink,
 )
 from homenode.machine.topology import DomainMark, Host, HostReserve, PagePool, RunningDomain
-from homenode.metrics import Objective
+from homenode.objective import Objective
 from homenode.plan.auto import resolve_layout
 from homenode.plan.planner import plan
 from homenode.plan.request import request_for

@@ -13,11 +13,12 @@ from pathlib import Path
 import pytest
 
 from homenode.errors import HomenodeError, ParseError, UsageError
-from homenode.machine.snapshot.store import LiveSnapshot
+from homenode.machine.snapshot.live import LiveSnapshot
 from homenode.measure.environment import is_virtual
 from homenode.measure.model import AppCommand
-from homenode.measure.results.model import Switches, Vantage
+from homenode.measure.results.model import Switches
 from homenode.measure.results.store import read_run
+from homenode.measure.results.vantage import Vantage
 from homenode.measure.runner import read_metric
 from tests import probe_documents
 from tests.command_line import Result, homenode

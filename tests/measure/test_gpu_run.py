@@ -13,7 +13,7 @@ from homenode.measure import gpu_load_sampling as power
 from homenode.measure import runner
 from homenode.measure.access.machine import LocalMachine
 from homenode.measure.model import BenchOptions, BenchOutcome, SuiteDepth, SuiteGroup, SuiteOptions
-from homenode.measure.results.model import Vantage
+from homenode.measure.results.vantage import Vantage
 from homenode.process import ProgramResult, ToolTimeoutError
 from tests.bench_machines import FakeMachine
 from tests.measure.test_step_figures import nvbandwidth_text

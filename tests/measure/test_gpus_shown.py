@@ -16,7 +16,7 @@ from homenode.machine.tools import rocm_bandwidth_test
 from homenode.measure import runner
 from homenode.measure.access.machine import LocalMachine
 from homenode.measure.model import TORCH, BenchOptions, Suite, SuiteDepth, SuiteGroup, SuiteOptions
-from homenode.measure.results.model import Vantage
+from homenode.measure.results.vantage import Vantage
 from homenode.measure.samples import gpu_tools as amd_figures
 from homenode.measure.step_reading import read_step_results
 from homenode.measure.suite import ShownGpus, build_suite, parse_shown

@@ -17,7 +17,8 @@ from homenode.measure.imported_runs import (
     read_study_results,
 )
 from homenode.measure.model import Reader
-from homenode.measure.results.model import Origin, Sample, Switches, Vantage
+from homenode.measure.results.model import Origin, Sample, Switches
+from homenode.measure.results.vantage import Vantage
 from homenode.measure.samples.gpu_tools import split_sections
 from homenode.measure.step_reading import recognize_tool
 from homenode.metrics import METRICS

@@ -15,7 +15,8 @@ from homenode.decide.alternative import group_runs
 from homenode.decide.caveats import find_own_caveats
 from homenode.measure.access.machine import LocalMachine
 from homenode.measure.model import BenchOptions, BenchOutcome, SuiteDepth, SuiteGroup, SuiteOptions
-from homenode.measure.results.model import UNSETTLED, Vantage
+from homenode.measure.results.model import UNSETTLED
+from homenode.measure.results.vantage import Vantage
 from homenode.measure.runner import run_bench
 from tests.probe_build import allowed_pus, probe_file
 

@@ -22,7 +22,8 @@ from homenode.measure.model import (
     choose_cpus,
 )
 from homenode.measure.preparation import prepare_run
-from homenode.measure.results.model import Condition, Switches, Vantage
+from homenode.measure.results.model import Condition, Switches
+from homenode.measure.results.vantage import Vantage
 from homenode.measure.run_directory import DOMAIN, PLAN
 from homenode.plan.stored import read_plan
 from homenode.vm.layout import PRESETS

@@ -11,7 +11,7 @@ from homenode.errors import HostError, InputError
 from homenode.formats import line
 from homenode.measure import runner
 from homenode.measure.model import BenchOptions
-from homenode.measure.results.model import Vantage
+from homenode.measure.results.vantage import Vantage
 from homenode.measure.run_directory import (
     RAW,
     BenchEntry,

@@ -23,8 +23,9 @@ from homenode.measure.model import (
     SuiteGroup,
     SuiteOptions,
 )
-from homenode.measure.results.model import UNSETTLED, Run, Sample, Vantage
+from homenode.measure.results.model import UNSETTLED, Run, Sample
 from homenode.measure.results.store import load_runs, read_run
+from homenode.measure.results.vantage import Vantage
 from homenode.measure.run_directory import RunDirectory, StepRecord
 from homenode.process import ProgramResult, ToolTimeoutError
 from homenode.vm.sources import load_host

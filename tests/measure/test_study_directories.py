@@ -19,7 +19,7 @@ from homenode.formats import decode
 from homenode.measure.imported_files import find_sources
 from homenode.measure.imported_runs import ImportOptions, build_runs
 from homenode.measure.results.store import load_runs
-from homenode.metrics import Objective
+from homenode.objective import Objective
 from homenode.show.report.inputs import gather
 from homenode.show.report.machine import build_machines
 from tests.command_line import homenode

@@ -36,7 +36,7 @@ from homenode.measure.trial.journal import (
 )
 from homenode.measure.trial.prepare import find_latest_trial, preflight
 from homenode.measure.trial.runner import get_outcome_code, run_trial, schedule_steps
-from homenode.metrics import Objective
+from homenode.objective import Objective
 from homenode.vm.hypervisor.virsh import Virsh
 from homenode.vm.sources import load_host
 from tests.apply_documents import NAME, ORIGINAL

@@ -16,7 +16,7 @@ from homenode.measure import runner as bench_runner
 from homenode.measure.trial import guest, prepare
 from homenode.measure.trial.journal import list_trials
 from homenode.measure.trial.runner import Trial, run_trial
-from homenode.metrics import Objective
+from homenode.objective import Objective
 from homenode.vm.sources import load_host
 from tests.apply_documents import NAME, ORIGINAL
 from tests.command_line import Result, be_host, homenode

@@ -21,7 +21,7 @@ from homenode.findings import Finding, Severity
 from homenode.machine.description.parse import list_shipped_hosts
 from homenode.machine.pci import DeviceKind, PciDevice, has_verbs
 from homenode.machine.topology import Host, PagePool
-from homenode.metrics import Objective
+from homenode.objective import Objective
 from homenode.plan.auto import build_host_inputs, resolve_layout
 from homenode.plan.auto import choose_layout as table_layout
 from homenode.plan.pipeline import PlannedFile, plan_file

@@ -10,7 +10,7 @@ from homenode.bdf import Bdf
 from homenode.cpuset import CpuSet, NodeIndex
 from homenode.errors import InputError, UsageError
 from homenode.machine.topology import HostReserve
-from homenode.metrics import Objective
+from homenode.objective import Objective
 from homenode.plan.planner import plan
 from homenode.plan.request import build_layout, request_for
 from homenode.units import GIB, KIB, MIB

@@ -17,8 +17,9 @@ from homenode.decide.switch_effects import StudySwitch
 from homenode.doc import Doc, format_plain
 from homenode.errors import HostError
 from homenode.machine.snapshot.capture import capture_host
-from homenode.measure.results.model import UNKNOWN_SWITCHES, Run, Sample, Vantage
+from homenode.measure.results.model import UNKNOWN_SWITCHES, Run, Sample
 from homenode.measure.results.store import write_run
+from homenode.measure.results.vantage import Vantage
 from homenode.plan.pipeline import plan_file
 from homenode.plan.stored import encode_plan
 from homenode.show.html import render_page

@@ -18,7 +18,7 @@ from homenode.machine.settings import HostSettings
 from homenode.machine.topology import summarise
 from homenode.measure import runner
 from homenode.measure.model import BenchOptions, BenchOutcome, SuiteDepth, SuiteOptions
-from homenode.measure.results.model import Vantage
+from homenode.measure.results.vantage import Vantage
 from homenode.show.device_groups import format_address, has_short_addresses
 from homenode.show.explain import explain
 from homenode.show.host_text import build_host_tree, format_host

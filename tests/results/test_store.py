@@ -21,7 +21,6 @@ from homenode.measure.results.model import (
     Sample,
     Statistic,
     Switches,
-    Vantage,
 )
 from homenode.measure.results.store import (
     FILE,
@@ -33,6 +32,7 @@ from homenode.measure.results.store import (
     run_text,
     write_run,
 )
+from homenode.measure.results.vantage import Vantage
 from homenode.vm.layout import PRESETS, MemoryBinding
 from tests.mutations import survives
 from tests.simulated_runs import simulated_run

@@ -18,16 +18,9 @@ from homenode.cluster.slurm.tools.slurm_nodes import ClusterNode
 from homenode.cpuset import CpuSet
 from homenode.errors import HomenodeError
 from homenode.formats import encode
-from homenode.measure.results.model import (
-    UNKNOWN_SWITCHES,
-    Condition,
-    Origin,
-    Run,
-    RunHead,
-    Sample,
-    Vantage,
-)
+from homenode.measure.results.model import UNKNOWN_SWITCHES, Condition, Origin, Run, RunHead, Sample
 from homenode.measure.results.store import run_text, write_run
+from homenode.measure.results.vantage import Vantage
 from homenode.show.terminal_text import PrintableConsole
 from homenode.vm.sources import load_host
 from tests.seeds import part

@@ -17,8 +17,9 @@ from typing import Any
 
 import pytest
 
-from homenode.measure.results.model import Origin, Vantage
+from homenode.measure.results.model import Origin
 from homenode.measure.results.store import load_runs
+from homenode.measure.results.vantage import Vantage
 from tests.slurm.testbed import Testbed, running, until
 from tests.torch_programs import find_python
 

@@ -57,8 +57,8 @@ from homenode.measure.results.model import (
     RunHead,
     Sample,
     Switches,
-    Vantage,
 )
+from homenode.measure.results.vantage import Vantage
 from homenode.metrics import POWER
 from homenode.show.html import render_page
 from homenode.show.terminal_text import PrintableConsole

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from homenode.errors import HostError, InputError, ParseError, UsageError
-from homenode.machine.snapshot import store as live_module
+from homenode.machine.snapshot import live as live_module
 from homenode.machine.snapshot.capture import (
     CaptureArchive,
     capture,
@@ -23,8 +23,9 @@ from homenode.machine.snapshot.capture import (
 from homenode.machine.snapshot.collector import build_collector_script, parse_collected
 from homenode.machine.snapshot.contents import COMMAND_OF_NAME
 from homenode.machine.snapshot.gather import check_manifest, gather
+from homenode.machine.snapshot.live import LiveSnapshot
 from homenode.machine.snapshot.protocol import MemorySnapshot, Snapshot
-from homenode.machine.snapshot.store import DirectorySnapshot, LiveSnapshot, open_snapshot
+from homenode.machine.snapshot.store import DirectorySnapshot, open_snapshot
 from homenode.process import run
 from tests.command_line import homenode
 from tests.mutations import MUTATIONS, survives

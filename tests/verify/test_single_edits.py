@@ -14,7 +14,7 @@ from homenode.bdf import Bdf
 from homenode.cpuset import CpuSet
 from homenode.errors import InputError
 from homenode.findings import are_bad
-from homenode.metrics import Objective
+from homenode.objective import Objective
 from homenode.plan.pipeline import plan_file
 from homenode.plan.shape.guest_numa import merge_devices
 from homenode.units import GIB, MIB

@@ -29,10 +29,11 @@ from homenode.measure.model import (
     SuiteOptions,
     check_name,
 )
-from homenode.measure.results.model import UNKNOWN_SWITCHES, Switches, Vantage
+from homenode.measure.results.model import UNKNOWN_SWITCHES, Switches
+from homenode.measure.results.vantage import Vantage
 from homenode.measure.trial.journal import MeasureOptions
 from homenode.measure.trial.prepare import TrialRequest
-from homenode.metrics import Objective
+from homenode.objective import Objective
 from homenode.plan.stored import read_plan
 from homenode.process import find_program
 from homenode.safe.input_files import read_input
@@ -185,7 +186,7 @@ def _find_vantage(snapshot: "Snapshot | None", *, has_plan: bool) -> Vantage:
 
 
 def _is_virtual(snapshot: "Snapshot | None") -> bool:
-    from homenode.machine.snapshot.store import LiveSnapshot
+    from homenode.machine.snapshot.live import LiveSnapshot
 
     return is_virtual(snapshot or LiveSnapshot())
 

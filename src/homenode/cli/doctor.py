@@ -224,7 +224,7 @@ def _measure_under_load(
     """Return the host with its links under a copy load, and the copy's own report."""
     import shlex
 
-    from homenode.machine.snapshot.store import LiveSnapshot
+    from homenode.machine.snapshot.live import LiveSnapshot
     from homenode.measure.gpu_load_sampling import load_program, sample_under_load
 
     try:

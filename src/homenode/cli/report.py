@@ -41,7 +41,7 @@ from homenode.formats import encode
 from homenode.machine.topology import Host
 from homenode.measure.imported_files import load_sources
 from homenode.measure.results.model import Run
-from homenode.metrics import Objective
+from homenode.objective import Objective
 from homenode.show.results_text import MAX_IN_FULL, format_comparison
 from homenode.vm.sources import load_host
 
@@ -165,7 +165,8 @@ def write_page(directories: list[str], host: str | None, title: str, output: Pat
 
 def _note_queues(machines: "tuple[ReportedMachine, ...]") -> None:
     """Name the other report for jobs of queues, which have no layout."""
-    from homenode.measure.results.model import Origin, Vantage
+    from homenode.measure.results.model import Origin
+    from homenode.measure.results.vantage import Vantage
 
     heads = [run.head for machine in machines for run in machine.runs]
     if any(head.vantage is Vantage.JOB and head.origin is not Origin.PUBLISHED for head in heads):

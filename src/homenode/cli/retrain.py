@@ -37,7 +37,7 @@ from homenode.errors import (
 )
 from homenode.findings import Finding, Findings
 from homenode.machine.discover.host import discover
-from homenode.machine.snapshot.store import QuietSnapshot
+from homenode.machine.snapshot.live import QuietSnapshot
 from homenode.safe.input_files import read_input
 from homenode.safe.trusted_path import find_other_writer
 

@@ -73,7 +73,7 @@ from homenode.measure.trial.runner import (
     run_trial,
     schedule_steps,
 )
-from homenode.metrics import Objective
+from homenode.objective import Objective
 from homenode.plan.auto import suggest_objective
 from homenode.show.explain import explain
 from homenode.show.plan_text import format_reserved

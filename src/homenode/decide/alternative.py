@@ -22,13 +22,13 @@ from homenode.measure.results.model import (
     Sample,
     SampleKey,
     Switches,
-    Vantage,
 )
 from homenode.measure.results.placement_states import (
     classify_values,
     format_latency_name,
     parse_latency_ns,
 )
+from homenode.measure.results.vantage import Vantage
 from homenode.units import format_bytes
 from homenode.vm.layout import PRESETS, Pinning, Siblings
 

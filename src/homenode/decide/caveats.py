@@ -9,7 +9,8 @@ from homenode.decide.health import find_slow_in_one
 from homenode.decide.machine_facts import format_other_hardware
 from homenode.decide.matrices import find_far_copies
 from homenode.findings import Caveat
-from homenode.measure.results.model import Origin, RunHead, Vantage
+from homenode.measure.results.model import Origin, RunHead
+from homenode.measure.results.vantage import Vantage
 from homenode.metrics import METRICS
 from homenode.vm.layout import GuestCells, GuestPcie, Siblings
 

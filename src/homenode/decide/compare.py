@@ -29,17 +29,18 @@ from homenode.decide.machine_facts import group_runs_by_machine
 from homenode.decide.summary import Series, SeriesKey, choose_headline, format_places, power_by_test
 from homenode.errors import InputError
 from homenode.findings import Caveat, Gap
-from homenode.measure.results.model import Run, SeriesId, Vantage
+from homenode.measure.results.model import Run, SeriesId
+from homenode.measure.results.vantage import Vantage
 from homenode.metrics import (
     METRICS,
     POWER,
     TWO_STATES,
     UNCOMPARED,
     Metric,
-    Objective,
     find_metric,
     list_primaries,
 )
+from homenode.objective import Objective
 from homenode.text import plural
 
 SeriesByLabel = Mapping[str, Mapping[SeriesKey, Series]]

@@ -18,7 +18,8 @@ from homenode.decide.intervals import CONFIDENCE, Interval
 from homenode.findings import Caveat, Gap
 from homenode.measure.results.model import SeriesId
 from homenode.measure.results.sweep import SweepFit
-from homenode.metrics import Metric, Objective, find_metric
+from homenode.metrics import Metric, find_metric
+from homenode.objective import Objective
 from homenode.package_data import read_package_text
 
 

@@ -14,7 +14,8 @@ from homenode.measure.results.sweep import (
     fit_flat,
     fit_sweep,
 )
-from homenode.metrics import Objective, format_value
+from homenode.metrics import format_value
+from homenode.objective import Objective
 from homenode.units import parse_whole
 
 LOW_COPY_BYTES_PER_S = 8e9

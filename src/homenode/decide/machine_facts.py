@@ -11,7 +11,8 @@ from homenode.check.doctor.links import link_health
 from homenode.decide.comparison import make_caveat
 from homenode.findings import Caveat, Finding
 from homenode.machine.topology import Host
-from homenode.measure.results.model import Run, RunHead, Vantage, host_kind, list_hardware
+from homenode.measure.results.model import Run, RunHead, host_kind, list_hardware
+from homenode.measure.results.vantage import Vantage
 from homenode.plan.auto import LayoutInputs, build_host_inputs
 from homenode.text import shorten_list
 

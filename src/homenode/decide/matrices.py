@@ -11,7 +11,8 @@ from msgspec import Struct, structs
 
 from homenode.bdf import Bdf
 from homenode.decide.alternative import Alternative
-from homenode.measure.results.model import SampleKey, Vantage
+from homenode.measure.results.model import SampleKey
+from homenode.measure.results.vantage import Vantage
 from homenode.metrics import format_value
 
 _PAIR = re.compile(r"(\d{1,6}) to (\d{1,6})", re.ASCII)

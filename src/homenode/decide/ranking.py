@@ -20,7 +20,8 @@ from homenode.decide.comparison import (
 )
 from homenode.decide.summary import Series, SeriesKey, headline_series
 from homenode.findings import Caveat
-from homenode.metrics import METRICS, Metric, Objective, format_bounds, list_primaries
+from homenode.metrics import METRICS, Metric, format_bounds, list_primaries
+from homenode.objective import Objective
 
 SHOWN_LOSS = 0.10
 """A loss that intervals must exclude for an alternative to be as good as the best."""

@@ -27,7 +27,8 @@ from homenode.decide.ranking import MetricRank, RankedResult, Ranking, is_like_b
 from homenode.findings import Caveat, Finding, Severity
 from homenode.machine.topology import Host
 from homenode.measure.results.model import CPU_ONLY, UNKNOWN_SWITCHES, Origin, Run
-from homenode.metrics import Objective, list_primaries
+from homenode.metrics import list_primaries
+from homenode.objective import Objective
 from homenode.plan.auto import LAYOUTS, LayoutInputs, choose_layout, find_needed_layout
 from homenode.text import plural
 from homenode.vm.layout import PRESETS, GuestCells, GuestPcie, MemoryBinding, Pinning, Siblings

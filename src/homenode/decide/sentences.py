@@ -11,7 +11,8 @@ from homenode.decide.ranking import MetricRank, RankedResult
 from homenode.decide.recommendation import Reason, ReasonId, Recommendation, decide
 from homenode.machine.topology import Host
 from homenode.measure.results.model import Run
-from homenode.metrics import METRICS, Objective, format_bounds, format_change, format_titles
+from homenode.metrics import METRICS, format_bounds, format_change, format_titles
+from homenode.objective import Objective
 from homenode.plan.auto import UNMEASURED, Choose, LayoutChoice, LayoutInputs, choose_layout
 from homenode.text import plural
 from homenode.vm.layout import PRESETS

@@ -25,7 +25,8 @@ from homenode.measure.results.model import (
     SeriesId,
     Statistic,
 )
-from homenode.metrics import METRICS, POWER, Metric, Objective, find_metric
+from homenode.metrics import METRICS, POWER, Metric, find_metric
+from homenode.objective import Objective
 from homenode.units import format_bytes
 
 MIN_UNDISTURBED = 3

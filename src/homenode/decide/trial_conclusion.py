@@ -22,9 +22,11 @@ from homenode.decide.sentences import (
     format_layout_name,
     format_sentence,
 )
-from homenode.measure.results.model import Origin, Run, Vantage
+from homenode.measure.results.model import Origin, Run
+from homenode.measure.results.vantage import Vantage
 from homenode.measure.trial.journal import TrialHead
-from homenode.metrics import METRICS, Objective, format_change
+from homenode.metrics import METRICS, format_change
+from homenode.objective import Objective
 from homenode.text import command_line
 from homenode.vm.hypervisor.connection import DEFAULT
 

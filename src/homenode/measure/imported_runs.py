@@ -38,9 +38,9 @@ from homenode.measure.results.model import (
     Run,
     RunHead,
     Switches,
-    Vantage,
     name_system,
 )
+from homenode.measure.results.vantage import Vantage
 from homenode.measure.samples import gpu_tools
 from homenode.measure.samples.sample import MeasuredSamples, SampleBuilder, join_samples, sample
 from homenode.measure.step_reading import read_or_report, read_tool_results, recognize_tool

@@ -10,7 +10,8 @@ from homenode.bdf import Bdf
 from homenode.cpuset import CpuSet, NodeIndex
 from homenode.errors import UsageError
 from homenode.findings import Finding, Gap
-from homenode.measure.results.model import UNKNOWN_SWITCHES, Condition, Run, Switches, Vantage
+from homenode.measure.results.model import UNKNOWN_SWITCHES, Condition, Run, Switches
+from homenode.measure.results.vantage import Vantage
 from homenode.units import GIB
 from homenode.vm.plan import Plan
 

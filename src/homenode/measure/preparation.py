@@ -40,11 +40,11 @@ from homenode.measure.results.model import (
     Origin,
     RunHead,
     Switches,
-    Vantage,
     host_kind,
     list_hardware,
     name_system,
 )
+from homenode.measure.results.vantage import Vantage
 from homenode.measure.run_directory import RunRecord
 from homenode.measure.suite import ShownGpus, build_suite
 from homenode.process import install_hint

@@ -47,7 +47,7 @@ from homenode.measure.model import (
     check_name,
 )
 from homenode.measure.preparation import PreparedRun, prepare_run, read_affinity, read_allowed_nodes
-from homenode.measure.results.model import Vantage
+from homenode.measure.results.vantage import Vantage
 from homenode.measure.run_directory import (
     DOMAIN,
     HOST,

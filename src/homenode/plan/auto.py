@@ -8,7 +8,7 @@ from homenode.bdf import Bdf
 from homenode.errors import HomenodeError, UsageError
 from homenode.machine.pci import DeviceKind, has_verbs
 from homenode.machine.topology import Host
-from homenode.metrics import Objective
+from homenode.objective import Objective
 from homenode.plan.planner import plan
 from homenode.plan.request import request_for
 from homenode.plan.shape.guest_numa import is_grace

@@ -8,7 +8,7 @@ from msgspec import Struct
 
 from homenode.bdf import Bdf, PciAddress
 from homenode.cpuset import CpuSet, NodeIndex
-from homenode.metrics import Objective
+from homenode.objective import Objective
 from homenode.vm.layout import Layout, MemoryBinding
 
 GuestCellId = NewType("GuestCellId", int)

@@ -10,7 +10,7 @@ from homenode.bdf import Bdf
 from homenode.cpuset import CpuSet, LlcIndex, NodeIndex
 from homenode.errors import HomenodeError
 from homenode.findings import Finding, Gap, Rejection, Severity
-from homenode.metrics import Objective
+from homenode.objective import Objective
 from homenode.vm.layout import GuestCells, Layout
 from homenode.vm.model import Vm, VmCell
 from homenode.vm.plan_options import MemoryMode

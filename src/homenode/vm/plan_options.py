@@ -11,7 +11,7 @@ from msgspec import Struct
 from homenode.bdf import Bdf
 from homenode.cpuset import CpuSet, NodeIndex
 from homenode.errors import UsageError, out_of_range
-from homenode.metrics import Objective
+from homenode.objective import Objective
 from homenode.option import Flag, Opt, format_size, parse_key_values, parse_whole, size_bytes
 from homenode.vm.layout import GuestCells, GuestPcie, MemoryBinding, Pinning, Siblings
 from homenode.vm.model import MAX_VCPUS, VmCell

@@ -68,7 +68,7 @@ def _overlay_lspci(host: Host, lspci: Path | None = None) -> Host:
 
 
 def _read_this_machine() -> Host:
-    from homenode.machine.snapshot.store import LiveSnapshot
+    from homenode.machine.snapshot.live import LiveSnapshot
 
     return _discover_host(LiveSnapshot())
 

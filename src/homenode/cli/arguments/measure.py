@@ -7,8 +7,8 @@ from msgspec import Struct
 
 from homenode.cli.arguments import AfterOption, ConnectOption, ForceOption, HostOption, JsonOption
 from homenode.cli.command import IncludeFields, OptionGroup
-from homenode.measure.results.model import Vantage
-from homenode.metrics import Objective
+from homenode.measure.results.vantage import Vantage
+from homenode.objective import Objective
 from homenode.option import Arg, Flag, Opt
 from homenode.units import parse_duration
 from homenode.vm.hypervisor.connection import ANSWER_S, DEFAULT, STOP_S, GuestAccess, Transport

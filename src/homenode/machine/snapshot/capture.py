@@ -16,9 +16,9 @@ from homenode.machine.snapshot.gather import (
     encode_manifest,
     gather,
 )
+from homenode.machine.snapshot.live import LiveSnapshot
 from homenode.machine.snapshot.protocol import MemorySnapshot, Snapshot
 from homenode.machine.snapshot.redact import Identities, read_identities, redact
-from homenode.machine.snapshot.store import LiveSnapshot
 from homenode.process import CLOSED, run
 from homenode.safe.durable import PRIVATE
 from homenode.text import command_line

@@ -10,8 +10,8 @@ from typing import Protocol, Self
 
 from msgspec import Struct
 
+from homenode.machine.snapshot.live import LiveSnapshot
 from homenode.machine.snapshot.protocol import Snapshot
-from homenode.machine.snapshot.store import LiveSnapshot
 from homenode.process import ProgramResult, find_program, run
 
 

@@ -18,6 +18,7 @@ from homenode.bdf import Bdf
 from homenode.cpuset import CpuSet
 from homenode.machine.pci import DeviceKind
 from homenode.machine.topology import Host
+from homenode.measure.results.vantage import Vantage
 from homenode.vm.layout import (
     PRESETS,
     GuestCells,
@@ -27,14 +28,6 @@ from homenode.vm.layout import (
     Pinning,
     Siblings,
 )
-
-
-class Vantage(StrEnum):
-    """Names of the places, as options and stored runs spell them."""
-
-    GUEST = "guest"
-    HOST = "host"
-    JOB = "job"
 
 
 class Origin(StrEnum):

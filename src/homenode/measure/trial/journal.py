@@ -24,8 +24,9 @@ from homenode.cpuset import CpuSet
 from homenode.errors import HostError, InputError
 from homenode.measure.experiment import ExperimentJournal, ScheduledTask, TaskState, schedule
 from homenode.measure.model import AppCommand, BenchOptions, SuiteOptions
-from homenode.measure.results.model import UNKNOWN_SWITCHES, Condition, Switches, Vantage
-from homenode.metrics import Objective
+from homenode.measure.results.model import UNKNOWN_SWITCHES, Condition, Switches
+from homenode.measure.results.vantage import Vantage
+from homenode.objective import Objective
 from homenode.safe.record_directory import JOURNAL, LOCK, RecordDirectory
 from homenode.text import command_line
 from homenode.units import parse_whole

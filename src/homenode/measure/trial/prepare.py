@@ -26,7 +26,7 @@ from homenode.measure.trial.journal import (
     list_trials,
 )
 from homenode.measure.trial.runner import TrialSetup, TunedCopy, is_emulated
-from homenode.metrics import Objective
+from homenode.objective import Objective
 from homenode.plan.stored import encode_plan, read_plan
 from homenode.process import find_program, install_hint
 from homenode.text import command_line

@@ -19,14 +19,8 @@ from homenode.decide.sentences import (
 from homenode.decide.switch_effects import StudySwitch, SwitchEffect
 from homenode.doc import Cell, Doc, Gallery, Items, Part, Picture, Section, Span, Table, Text, Words
 from homenode.measure.results.model import UNKNOWN_SWITCHES
-from homenode.metrics import (
-    Metric,
-    Objective,
-    format_bounds,
-    format_change,
-    format_titles,
-    list_primaries,
-)
+from homenode.metrics import Metric, format_bounds, format_change, format_titles, list_primaries
+from homenode.objective import Objective
 from homenode.show.bars import EffectDot, EffectGroup, EffectRow, draw_effect_dots, has_lines
 from homenode.show.report.machine import ReportedMachine
 from homenode.show.results_text import list_caveats

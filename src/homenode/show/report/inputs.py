@@ -13,8 +13,9 @@ from homenode.errors import HomenodeError, InputError
 from homenode.findings import Gap
 from homenode.machine.topology import Host
 from homenode.measure.imported_files import import_all
-from homenode.measure.results.model import Run, Vantage
+from homenode.measure.results.model import Run
 from homenode.measure.results.store import FILE, holds_run, load_runs
+from homenode.measure.results.vantage import Vantage
 from homenode.plan.stored import read_plan
 from homenode.safe.input_files import read_plain
 from homenode.show.report.machine import UNNAMED, StoredRun

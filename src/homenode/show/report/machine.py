@@ -29,7 +29,8 @@ from homenode.findings import Caveat, Finding, Gap, Severity
 from homenode.formats import encode_json
 from homenode.machine.pci import DeviceKind
 from homenode.machine.topology import Host
-from homenode.measure.results.model import UNKNOWN_SWITCHES, Origin, Run, SeriesId, Vantage
+from homenode.measure.results.model import UNKNOWN_SWITCHES, Origin, Run, SeriesId
+from homenode.measure.results.vantage import Vantage
 from homenode.show.device_groups import find_device_model, format_link, format_links
 from homenode.show.host_groups import format_host_counts
 from homenode.show.svg_canvas import number_series

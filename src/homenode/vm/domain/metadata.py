@@ -4,7 +4,7 @@ from msgspec.structs import asdict
 
 from homenode.machine.pci import normalize_uuid
 from homenode.machine.topology import LAYOUT_NAMESPACE, DomainMark
-from homenode.metrics import Objective
+from homenode.objective import Objective
 from homenode.vm.domain.document import Document, Element
 from homenode.vm.domain.edits import NewElement, apply, insert_at, prune, set_attributes
 from homenode.vm.layout import (

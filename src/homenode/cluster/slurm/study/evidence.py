@@ -25,7 +25,8 @@ from homenode.findings import Gap
 from homenode.machine.tools import nccl_tests
 from homenode.machine.topology import Host
 from homenode.measure.imported_runs import ImportOptions, SourceDirectory, build_runs
-from homenode.measure.results.model import Condition, Origin, Run, Sample, Vantage
+from homenode.measure.results.model import Condition, Origin, Run, Sample
+from homenode.measure.results.vantage import Vantage
 from homenode.measure.samples.gpu_tools import Binding, split_sections
 from homenode.measure.step_reading import REPLAYED, REPLAYED_LINE
 

@@ -13,7 +13,8 @@ from msgspec import Struct
 
 from homenode.cluster.slurm.study.evidence import JobEvidence, find_measured_homes, name_device
 from homenode.cluster.slurm.study.experiments import NodeSharing
-from homenode.measure.results.model import UNKNOWN_SWITCHES, Run, RunHead, Sample, Vantage
+from homenode.measure.results.model import UNKNOWN_SWITCHES, Run, RunHead, Sample
+from homenode.measure.results.vantage import Vantage
 
 COPIES = ("h2d-bandwidth", "d2h-bandwidth", "h2d-latency")
 """Metrics that depend on the node of host memory; shown as matrices."""

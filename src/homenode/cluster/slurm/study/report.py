@@ -37,7 +37,8 @@ from homenode.decide.sentences import format_basis, format_sentence
 from homenode.decide.summary import power_by_test
 from homenode.findings import Gap
 from homenode.measure.results.model import CPU_ONLY, GPU_UNKNOWN, Run, Sample
-from homenode.metrics import Objective, format_multiple, format_value
+from homenode.metrics import format_multiple, format_value
+from homenode.objective import Objective
 from homenode.text import plural
 
 _SHOWN = 3

@@ -1,5 +1,5 @@
-"""Metric: id, unit and direction (whether higher is better) of a measured quantity, the objectives
-of a VM, and results and differences as text.
+"""Metric: id, unit and direction (whether higher is better) of a measured quantity, and results and
+differences as text.
 
 Samples carry a metric's id and its unit; whatever is not listed here is not compared, but metrics
 of the user's own program are: `app-rate:NAME` (more is better) and `app-time:NAME` (less is).

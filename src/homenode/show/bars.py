@@ -319,7 +319,7 @@ class EffectDot(Struct, frozen=True, kw_only=True):
     low: float | None  # interval, None without one
     high: float | None  # interval, None without one
     series: int  # number of its colour
-    text: str  # label beside the dot
+    text: str  # label next to the dot
 
 
 class EffectRow(Struct, frozen=True):

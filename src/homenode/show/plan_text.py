@@ -280,7 +280,7 @@ def _map_device_nodes(plan: Plan, host: Host | None, kind: DeviceKind) -> dict[i
 
 
 def _format_other_devices(plan: Plan, host: Host | None) -> str:
-    """Return the devices that the VM gets beside GPUs and their audio functions. A definition of
+    """Return the devices that the VM gets besides GPUs and their audio functions. A definition of
     another host may name an NVMe drive or a NIC where it means a GPU."""
     bdfs_of_kind: dict[str, list[str]] = {}
     for bdf in dict.fromkeys(device.bdf for device in plan.vm.hostdevs):

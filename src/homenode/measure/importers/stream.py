@@ -95,7 +95,7 @@ def parse(text: str) -> StreamRun:
     """The one run of an output. Raises ParseError: a missing kernel, a rate of zero, two runs."""
     lines = Lines(text, _SOURCE)
     kernels: list[StreamKernel] = []
-    verdicts: set[bool] = set()
+    validities: set[bool] = set()
     begun = False
     unit = "MB"
     for line in lines:
@@ -108,9 +108,9 @@ def parse(text: str) -> StreamRun:
                 raise line.make_error(f"rates in {', '.join(_UNITS)} per second", head[1])
             unit = head[1]
         elif line.text.startswith("Failed Validation"):
-            verdicts.add(False)
+            validities.add(False)
         elif line.text.startswith("Solution Validates"):
-            verdicts.add(True)
+            validities.add(True)
         elif _is_value(line, lines) or line.text.startswith(_SAYS_NOTHING):
             begun = True
         elif begun:
@@ -126,7 +126,7 @@ def parse(text: str) -> StreamRun:
         arrays_bytes=_sum_arrays(lines),
         threads=_parse_threads(lines),
         kernels=tuple(kernels),
-        is_valid=None if not verdicts else verdicts == {True},
+        is_valid=None if not validities else validities == {True},
         gaps=tuple(lines.gaps),
     )
 

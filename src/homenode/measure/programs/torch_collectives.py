@@ -95,13 +95,13 @@ def _all_reduce(torch: Any, dist: Any, rank: Rank, size: int) -> dict[str, Any]:
     last.record()
     last.synchronize()
     elapsed_ms = float(first.elapsed_time(last))
-    verdict = torch.full((1,), elapsed_ms, dtype=torch.float32, device=gpu)
-    dist.all_reduce(verdict, op=dist.ReduceOp.MAX)
+    slowest_ms = torch.full((1,), elapsed_ms, dtype=torch.float32, device=gpu)
+    dist.all_reduce(slowest_ms, op=dist.ReduceOp.MAX)
     wrong = torch.full((1,), 0.0 if is_right else 1.0, dtype=torch.float32, device=gpu)
     dist.all_reduce(wrong)
     return {
         "size_bytes": size,
-        "time_ns": float(verdict.item()) * 1e6 / repeats,
+        "time_ns": float(slowest_ms.item()) * 1e6 / repeats,
         "iterations": repeats,
         "wrong_ranks": int(wrong.item()),
     }

@@ -192,6 +192,21 @@ def test_the_machine_decides_which_file_has_the_right_type(
 
 
 @pytest.mark.parametrize(
+    ("gres", "before", "after"),
+    [
+        ("AutoDetect=nvml\n", "gpu:h100:6,gpu:t1000:2", "gpu:h100:6,gpu:t1000:2"),
+        ("AutoDetect=nvml\n", "gpu:h100:6,gpu:t1000:1", "gpu:h100:6,gpu:t1000:1"),
+        ("", "gpu:h100:6,gpu:t1000:2", "gpu:h100:6,gpu:t1000:2"),
+        ("AutoDetect=nvml\n", "gpu:7,gpumem:640G,nic:2", "gpu:8,gpumem:640G,nic:2"),
+    ],
+)
+def test_only_counts_of_a_single_gpu_type_are_corrected(gres: str, before: str, after: str) -> None:
+    node = "NodeName=n Sockets=2 CoresPerSocket=56 ThreadsPerCore=2 Gres="
+    corrected = checked_files(gres, f"{CLUSTER}{node}{before}\n", load_host("hgx-h100"))
+    assert corrected.gres == gres and corrected.slurm == f"{CLUSTER}{node}{after}\n"
+
+
+@pytest.mark.parametrize(
     ("gres", "words", "headline"),
     [
         ("AutoDetect=nvml\n", " Gres=gpu:9", "slurm.conf assigns n 9 GPUs instead of 8"),
@@ -306,12 +321,12 @@ def test_a_machine_without_gpus_cannot_stand_for_their_nodes() -> None:
 
 def test_a_line_over_two_sockets_is_split_and_keeps_what_else_it_says() -> None:
     host = machine(TESTBED)
-    gres = "Name=gpu Type=t File=/dev/nvidia[0-7] Cores=0-15 Flags=nvidia_gpu_env # ours\n"
+    gres = "Name=gpu Type=t File=/dev/nvidia[0-7] Count=8 Cores=0-15 Flags=nvidia_gpu_env # ours\n"
     found = checked(gres, host)
     assert ids(found) == ["gres-cores-wrong"]
     assert found.gres == (
-        "Name=gpu Type=t File=/dev/nvidia[0-3] Cores=0-15 Flags=nvidia_gpu_env # ours\n"
-        "Name=gpu Type=t File=/dev/nvidia[4-7] Cores=16-31 Flags=nvidia_gpu_env # ours\n"
+        "Name=gpu Type=t File=/dev/nvidia[0-3] Count=4 Cores=0-15 Flags=nvidia_gpu_env # ours\n"
+        "Name=gpu Type=t File=/dev/nvidia[4-7] Count=4 Cores=16-31 Flags=nvidia_gpu_env # ours\n"
     )
 
 

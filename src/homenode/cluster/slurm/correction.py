@@ -53,7 +53,9 @@ def correct(
             kinds = {find_right_type(other, host) for other in groups if other.lines == group.lines}
             kind = kinds.pop() if len(kinds) == 1 else ""
             types = _correct_lines(gres, group, host, kind, gres_edits)
-        if types is None and not group.lines and not group.is_sliced:
+        # Of several types it is unknown which GPUs have which.
+        is_one_type = len(group.configured_gpus) < 2
+        if types is None and not group.lines and not group.is_sliced and is_one_type:
             if group.autodetect is None and not gres.not_read:
                 added_lines[gres.source] += _format_new_lines(group, gpus)
             types = {next(iter(group.configured_gpus), ""): len(gpus)}
@@ -65,7 +67,7 @@ def correct(
             set(group.configured_gpus) != {""} and types != dict(group.configured_gpus)
         ):
             other_gres = [
-                item for item in (node.gres or "").split(",") if not item.startswith("gpu")
+                item for item in (node.gres or "").split(",") if item.partition(":")[0] != "gpu"
             ]
             value = ",".join([format_gres(types), *filter(None, other_gres)])
             words_of.setdefault(node.line, {})["Gres"] = value
@@ -170,6 +172,7 @@ def _format_gpu_line(
     """The line's rows with these files, () = its own, these cores and this type, "" = its own."""
     words = {"Type": kind} if kind else {}
     words |= {"File": compress_hostlist(files)} if files else {}
+    words |= {"Count": str(len(files))} if files and line.count is not None else {}
     if cores is not None and cores != line.cores:
         words["CPUs" if line.line.get("cores") is None and line.line.get("cpus") else "Cores"] = (
             str(cores)

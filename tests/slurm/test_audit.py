@@ -293,8 +293,8 @@ def test_numbers_are_places_in_gres_conf() -> None:
     assert "4 (" not in str(placed(replace(job, gpus=(0,)), ORDERED)[0].expected)
     detected = "AutoDetect=nvml\n" + ORDERED
     assert [f.id for f in placed(job, detected)] == ["job-gpu-far"]
-    beyond = ORDERED.replace("nvidia[0-1]", "nvidia[8-9]")
-    assert placed(replace(job, gpus=(7,)), beyond)[0].id == "job-unjudged"
+    for other in (ORDERED.replace("nvidia[0-1]", "nvidia[8-9]"), ORDERED.rpartition("NodeName")[0]):
+        assert placed(replace(job, gpus=(7,)), other)[0].id == "job-unjudged"
 
 
 def test_cores_of_gres_conf_decide_where_no_machine_is_given() -> None:
@@ -354,7 +354,8 @@ def test_a_slice_is_judged_where_gres_conf_lists_its_gpus_file() -> None:
 
 
 def test_gpus_of_several_types_have_the_order_of_slurm_conf() -> None:
-    """Seen on 22.05.8: Gres=gpu:1g.10gb:1,gpu:h100:2 gives the first line's GPU number 1."""
+    """Seen on 22.05.8: Gres=gpu:1g.10gb:1,gpu:h100:2 gives the first line's GPU number 1. Of two
+    types of whole GPUs SLURM_JOB_GPUS is counted so too."""
     lines = (
         "Name=gpu Type=h100 File=/dev/nvidia[0-1] Cores=0-15\n"
         "Name=gpu Type=1g.10gb MultipleFiles=/dev/nvidia7,/dev/nvidia-caps/nvidia-cap64\n"

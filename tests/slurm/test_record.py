@@ -9,6 +9,9 @@ import pytest
 
 from homenode.cluster.slurm.audit import audit
 from homenode.cluster.slurm.client import read_records
+from homenode.cluster.slurm.config import parse_config
+from homenode.cluster.slurm.gres import read_device_order
+from homenode.cluster.slurm.job_allocation import SEVERAL_TYPES
 from homenode.cluster.slurm.record import build_recorded_allocation, parse_record, render_hooks
 from homenode.errors import ParseError, UsageError
 from homenode.findings import Finding
@@ -79,6 +82,14 @@ def test_a_record_without_tasks_or_addresses_is_not_judged() -> None:
     assert ids(RECORD.replace("task batch.0 72-79 1 bind:1\n", "")) == ["job-unjudged"]
     assert ids(RECORD.replace("held 1", "held 5")) == ["job-unjudged"]
     assert ids(RECORD.replace("held 1", "held")) == []
+
+
+def test_gpus_of_several_types_are_not_counted_by_address(tmp_path: Path) -> None:
+    (tmp_path / "7.gh01.rec").write_text(RECORD)
+    gres = "Name=gpu Type=a File=/dev/nvidia1\nName=gpu Type=b File=/dev/nvidia0\n"
+    order = read_device_order(parse_config(gres, "gres.conf"))
+    (allocation,) = read_records(tmp_path, (), order)
+    assert allocation.unknown == SEVERAL_TYPES[0]
 
 
 def test_gpus_may_be_called_by_their_render_nodes() -> None:
@@ -171,6 +182,16 @@ def test_the_hooks_record_a_job_that_is_then_audited(tmp_path: Path) -> None:
     findings = audit([build_recorded_allocation(record)]).findings
     assert [f.id for f in findings] == ["job-gpu-far", "job-memory-far"]
     assert not live.exists()
+
+
+def test_unreadable_nodes_of_gpus_are_not_those_of_the_gpu_before(tmp_path: Path) -> None:
+    fake_machine(tmp_path / "root")
+    (tmp_path / "root/sys/bus/pci/devices/0000:20:00.0/numa_node").unlink()
+    numa_status = tmp_path / "root/proc/driver/nvidia/gpus/0000:10:00.0/numa_status"
+    numa_status.write_text("Node: \t -1\nStatus: offline\n")
+    run_hook("prolog.sh", tmp_path, **JOB, SLURM_JOB_GPUS="1")
+    record = parse_record((tmp_path / "spool/live/7.gpu01.job").read_text(), "7")
+    assert [(gpu.index, gpu.node) for gpu in record.gpus] == [(0, 0)] and record.gpu_memory == ()
 
 
 @pytest.mark.parametrize("words", [b"\0", b"\xff\xfe", b"name a\0b\ntask 0.9 \0\n", b"held 0\r"])

@@ -209,9 +209,8 @@ def read_records(
 def _record_allocation(path: Path, order: DeviceOrder | None) -> JobAllocation:
     try:
         record = parse_record(_read(path), str(path))
-        return build_recorded_allocation(
-            record, None if order is None else order.list_numbers(record.node) or None
-        )
+        numbers = None if order is None else order.list_numbers(record.node)
+        return build_recorded_allocation(record, numbers)
     except InputError as error:
         job, _, node = path.name.removesuffix(".rec").partition(".")
         fix = error.hint or "it may be cut off, or edited: omit it"

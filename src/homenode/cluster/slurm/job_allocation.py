@@ -82,6 +82,13 @@ class JobAllocation(Struct, frozen=True, kw_only=True):
         return f"job {self.job} ({self.name or 'no name'}){restart} on {self.node}"
 
 
+SEVERAL_TYPES = (
+    "GPUs of several types, which Slurm numbers in the order of Gres= in slurm.conf",
+    "`srun --overlap --jobid=ID nvidia-smi -L` shows them",
+)
+"""Reason and fix. Seen: 22.05.8, IDX and SLURM_JOB_GPUS, whatever the order of gres.conf."""
+
+
 class NodeMachine(Struct, frozen=True):
     """A host in the form of the audit, computed once for all identical nodes."""
 
@@ -153,17 +160,19 @@ def build_allocation(
             "lines with File= in gres.conf, or AutoDetect: `homenode slurm check`",
         )
     if numbers == ():
-        return unknown(
-            "GPUs of several types, which Slurm numbers in the order of Gres= in slurm.conf",
-            "records of jobs: --hooks DIR",
-        )
+        return unknown(*SEVERAL_TYPES)
     if share.gpus.sliced and numbers is None:
         return unknown(
             "MIG slices, which have numbers of their own in Slurm's list of devices",
             "--gres gres.conf if it has a line for each slice; else records: --hooks DIR",
         )
     indices = share.gpus.indices
-    if numbers is not None and indices and max(indices) < len(numbers):
+    if numbers is not None and indices and max(indices) >= len(numbers):
+        return unknown(
+            f"Slurm shows GPU {max(indices)}, and gres.conf lists {plural(len(numbers), 'GPU')}",
+            "--gres gres.conf of these nodes",
+        )
+    if numbers is not None:
         indices = tuple(sorted({numbers[index] for index in indices}))
     if indices and not 0 <= min(indices) <= max(indices) < len(machine.gpus):
         return unknown(

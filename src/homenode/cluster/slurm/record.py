@@ -3,7 +3,8 @@
 Root writes the lines about the machine and its GPUs, the job's user those about tasks: a separate
 file, from which Epilog accepts only lines of the correct form, up to 512 KiB. The hooks never fail:
 a failing Prolog drains its node. SLURM_JOB_GPUS has positions in Slurm's list of devices: by PCI
-address with AutoDetect, a position for each MIG slice; else in the order of gres.conf.
+address with AutoDetect, a position for each MIG slice; else in the order of gres.conf, or of Gres=
+for several types.
 
 Source: docs/developer/formats/slurm-record.md; gres.conf(5), AutoDetect; slurm.conf(5), Prolog,
 Epilog, TaskProlog; srun(1), --overlap; scontrol(1), listpids; proc(5).
@@ -18,7 +19,12 @@ from msgspec.structs import replace
 
 from homenode.bdf import Bdf
 from homenode.cluster.slurm.arguments import SPOOL
-from homenode.cluster.slurm.job_allocation import AllocatedGpu, JobAllocation, NodeTree
+from homenode.cluster.slurm.job_allocation import (
+    SEVERAL_TYPES,
+    AllocatedGpu,
+    JobAllocation,
+    NodeTree,
+)
 from homenode.cpuset import CpuSet, NodeIndex
 from homenode.errors import ParseError, UsageError
 from homenode.package_data import read_package_text
@@ -172,7 +178,7 @@ def build_recorded_allocation(
     record: JobRecord, numbers: Sequence[int] | None = None
 ) -> JobAllocation:
     """Return the job's allocation; `unknown` has the reason for missing values. numbers: the
-    driver's number at each position, in the order of gres.conf (gres.py)."""
+    driver's number at each position, in the order of gres.conf (gres.py); () = unknown."""
     allocation = JobAllocation(
         job=record.job,
         node=record.node,
@@ -182,6 +188,9 @@ def build_recorded_allocation(
         tree=_build_tree(record),
         restart=record.restart,
     )
+    if numbers == () and record.owned:
+        unknown, fix = SEVERAL_TYPES
+        return replace(allocation, unknown=unknown, fix=fix)
     candidates = [_match_gpus(record, order) for order in _list_orders(record, numbers)]
     gpus = candidates[0]
     if gpus is None:

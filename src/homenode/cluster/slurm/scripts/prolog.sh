@@ -9,7 +9,7 @@ name=$SLURM_JOB_ID.$SLURMD_NODENAME
 root=
 
 # Of a file that holds one line.
-line_of() { read -r line <"$1"; echo "$2 $line"; }
+line_of() { read -r line <"$1" && echo "$2 $line"; }
 
 nvidia() {
   for info in "$root"/proc/driver/nvidia/gpus/*/information; do
@@ -21,7 +21,9 @@ nvidia() {
     done <"$info"
     line_of "$root/sys/bus/pci/devices/$gpu/numa_node" "gpu $minor $gpu"
     while IFS=: read -r key value; do
-      case $key in Node) value=${value##*[!0-9]} && echo "gpumemory ${value:?}" ;; esac
+      [ "$key" = Node ] || continue
+      value=${value##*[!0-9-]}
+      [ "$value" -lt 0 ] || echo "gpumemory ${value:?}"
     done <"$root/proc/driver/nvidia/gpus/$gpu/numa_status"
     # A place in Slurm's list of devices is that of a MIG slice, where there are some.
     slices=0

@@ -392,6 +392,7 @@ def test_a_version_that_was_not_tested_is_named(version: str, count: int) -> Non
     [
         ({HOOK_ANNOTATION: "[" * 20000}, True),
         ({HOOK_ANNOTATION: "[3]"}, True),
+        ({HOOK_ANNOTATION: "[]"}, True),
         ({HOOK_ANNOTATION: '[{"args": ["--version", "v9"]}]'}, True),
         ({HOOK_ANNOTATION: '[{"args": ["--version", "v1alpha2"]}, {"image": "b"}]'}, False),
         ({HOOK_ANNOTATION: '[{"configMap": {"hookPath": "/x"}}]'}, True),
@@ -404,6 +405,7 @@ def test_a_version_that_was_not_tested_is_named(version: str, count: int) -> Non
     ids=(
         "deep",
         "a number",
+        "no sidecar",
         "a version",
         "two hooks",
         "a path",

@@ -7,6 +7,7 @@ import os
 import re
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -145,6 +146,14 @@ def test_bound_memory_is_pinned_where_it_lies_if_the_driver_puts_it_elsewhere(
     made = torch_copies.pin_memory(Torch, 100, 1)
     assert (made.is_own, made.is_touched) == (is_own, True)
     assert not torch_copies.pin_memory(Torch, 100, None).is_own
+
+
+def test_a_call_that_the_users_pytorch_lacks_is_a_gap(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch_copies, "devices", lambda torch: [])
+    torch = SimpleNamespace(__version__="9", version=SimpleNamespace(cuda="9"))
+    bench = torch_copies.Bench(torch, "matmul", 0.01, None, 60.0)
+    bench.attempt("fp32", lambda: torch.set_float32_matmul_precision("highest"))
+    assert [gap["subject"] for gap in bench.report.document["gaps"]] == ["fp32"]
 
 
 def test_where_memory_lies_is_known_where_move_pages_is_forbidden(

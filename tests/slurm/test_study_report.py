@@ -138,9 +138,9 @@ data: exclusive for memory-bound GPU codes; either for multi-GPU
 work                     queue                  why
 memory-bound GPU codes   exclusive              numactl --membind keeps memory
                                                 at the GPU; shared jobs copied
-                                                as fast in this study, but their
-                                                memory is not bound to the GPU's
-                                                node
+                                                as fast in this study, but
+                                                nothing shows that all were
+                                                bound to the GPU's node
 compute-bound GPU codes  shared (not measured)  computing inside the GPU does
                                                 not depend on the host's nodes
 multi-GPU (NVLink)       either                 copies between GPUs do not pass
@@ -152,7 +152,7 @@ development, testing     shared (not measured)  a part of a node is usually free
 copies    the node: host to device 411.6 GB/s local, 88.6 GB/s remote: 4.65x
 locality  10 jobs on 1 node: 0 of 6 that Slurm placed lost locality; GPU-hours
           not recorded
-unknown   slow nodes: fewer than three whole nodes were measured
+unknown   slow nodes: fewer than three whole nodes measured the same copies
 next      homenode slurm report data --explain
 """
 
@@ -415,6 +415,18 @@ def test_shared_jobs_do_for_copies_where_they_are_near_bound_and_as_fast(
     )
     report = build_study_report("x", StudySources(jobs=jobs))
     assert report.recommendations[0].queue is expected
+
+
+def test_nodes_whose_gpus_have_other_addresses_are_not_compared() -> None:
+    jobs = [
+        replace(job(NodeSharing.EXCLUSIVE, 5e10, samples=(copy,)), node=str(copy.device))
+        for copy in (
+            Sample("h2d-bandwidth", "bytes_per_s", 5e10, device=Bdf(0, bus, 0, 0), node=0)
+            for bus in range(3)
+        )
+    ]
+    shown = text_of(format_slurm_study(build_study_report("x", StudySources(jobs=tuple(jobs)))))
+    assert "unknown: slow nodes" in shown and "no node is slower" not in shown
 
 
 def test_power_is_shown_by_binding_with_the_energy_of_a_copy() -> None:

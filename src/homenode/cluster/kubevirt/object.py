@@ -8,6 +8,7 @@ k8s.io/apimachinery/pkg/api/resource, Quantity.
 
 import json
 import re
+from collections import Counter
 from collections.abc import Mapping
 from decimal import Decimal
 from typing import Any
@@ -75,7 +76,7 @@ class _Loader(yaml.SafeLoader):  # type: ignore[misc]  # it has no types
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         keys = [key.value for key, _ in node.value if isinstance(key, yaml.ScalarNode)]
-        if repeated_keys := [key for key in keys if keys.count(key) > 1][:1]:
+        if repeated_keys := [key for key, count in Counter(keys).items() if count > 1]:
             raise yaml.YAMLError(f"found the key {str(repeated_keys[0])[:40]!r} twice")
         mapping: dict[Any, Any] = super().construct_mapping(node, deep)
         return mapping

@@ -501,6 +501,8 @@ def hook_faults(text: str) -> Iterator[str]:
     if not isinstance(sidecars, list) or not all(isinstance(entry, dict) for entry in sidecars):
         yield "not a list of objects: the VM does not start"
         return
+    if not sidecars:
+        yield "an empty list: no hook runs"
     for sidecar in sidecars:
         words = sidecar.get("args")
         for flag, version in pairwise(words if isinstance(words, list) else []):

@@ -78,11 +78,11 @@ class Bench:
         )
 
     def attempt(self, name: str, work: Callable[[], None]) -> None:
-        """Do the work; if PyTorch rejects it, report the reason as a gap and continue."""
+        """Do the work; if PyTorch rejects or lacks it, report the reason as a gap and continue."""
         with self.report.guard(name):
             try:
                 work()
-            except (RuntimeError, TypeError, ValueError) as error:
+            except (AttributeError, RuntimeError, TypeError, ValueError) as error:
                 self.report.gap(name, str(error).strip().split("\n")[0][:200] or "failed")
 
     def name(self, device: int) -> str:

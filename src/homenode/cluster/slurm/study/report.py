@@ -238,7 +238,7 @@ def _answer_copies(jobs: tuple[JobEvidence, ...], maps: Sequence[StudyMatrix]) -
         return RecommendedQueue.EITHER, reason, evidence, True
     reason = (
         "numactl --membind keeps memory at the GPU; shared jobs copied as fast in this study, "
-        "but their memory is not bound to the GPU's node"
+        "but nothing shows that all were bound to the GPU's node"
     )
     return RecommendedQueue.EXCLUSIVE, reason, evidence, True
 

@@ -1,6 +1,7 @@
 """SlurmStudy: a study's report for a terminal and as a page: queues, maps, comparisons, jobs."""
 
 import re
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from itertools import islice
 
@@ -267,11 +268,12 @@ def _format_collective(collective: CollectivePeaks) -> Section:
     return Section("all-reduce", (Table(heads=("nodes", "peak bus bandwidth"), rows=tuple(rows)),))
 
 
-_TOO_FEW_NODES = "slow nodes: fewer than three whole nodes were measured"
+_TOO_FEW_NODES = "slow nodes: fewer than three whole nodes measured the same copies"
 
 
 def _has_enough_nodes(report: StudyReport) -> bool:
-    return len({matrix.node for matrix in report.matrices}) >= MIN_NODES
+    counts = Counter((m.metric, gpu) for m in report.matrices for gpu in m.columns)
+    return max(counts.values(), default=0) >= MIN_NODES
 
 
 def _format_outliers(report: StudyReport) -> Section:

@@ -203,7 +203,8 @@ def format_effect(answer: Recommendation) -> str:
             return text
         is_like = LIKE < choice.value / other.value < 1 / LIKE
         text = f"{'like' if is_like else 'cannot tell it from'} {other.alternative}"
-        loser = next((rival for rival in rivals if rival.position is MetricRank.WORSE), None)
+        losers = (rival for rival in rivals if rival.position is MetricRank.WORSE)
+        loser = next((rival for rival in losers if rival is not other), None)
         return text if loser is None else f"{_format_change(choice, loser, metric)}, {text}"
     return ""
 

@@ -312,18 +312,26 @@ def test_a_difference_is_large_from_what_matters_on(metric: str) -> None:
     assert _find_position(perhaps_worse, METRICS[metric]) is MetricRank.UNSHOWN
 
 
-def test_metrics_whose_errors_differ_keep_three_quarters_of_their_freedom() -> None:
+@pytest.mark.parametrize(
+    ("error", "freedoms", "left"),
+    [(0.1, (4, 4), 6), (0.02, (10, 2), 9)],  # with the freedoms swapped 0.02 is like 0.01
+)
+def test_metrics_whose_errors_differ_keep_three_quarters_of_their_freedom(
+    error: float, freedoms: tuple[float, float], left: float
+) -> None:
     tested = [
         MetricTest(
             "pin",
             metric,
-            Interval(ratio=math.exp(t * error), low=0, high=2, p=p, error=error, freedom=4),
-            boots=6,
+            Interval(ratio=math.exp(t * error), low=0, high=2, p=p, error=error, freedom=freedom),
+            boots=2 + int(freedom),
         )
-        for metric, t, error in (("h2d-bandwidth", 4.0, 0.01), ("d2h-bandwidth", 0.0, 0.1))
-        for p in [two_sided_p(t, 4)]
+        for metric, t, error, freedom in zip(
+            ("h2d-bandwidth", "d2h-bandwidth"), (4.0, 0.0), (0.01, error), freedoms, strict=True
+        )
+        for p in [two_sided_p(t, freedom)]
     ]
-    assert adjust_p_values(tested, 1)[0] == pytest.approx(f_upper_p(8.0, 2, 6.0))
+    assert adjust_p_values(tested, 1)[0] == pytest.approx(f_upper_p(8.0, 2, left))
 
 
 def test_a_corrected_p_value_is_never_below_its_own() -> None:

@@ -69,9 +69,9 @@ def test_each_gpu_brings_the_nic_next_to_it_and_no_other() -> None:
 
 def test_of_several_nics_the_fastest_is_brought() -> None:
     host = hgx(nic(0x1A), nic(0x1B), nic(0x1B, function=1))
-    fast = structs.replace(host.device_at[Bdf.parse("1b:00.1")], link=PciLink(32.0, 16, 32.0, 16))
-    devices = tuple(fast if d.bdf == fast.bdf else d for d in host.pci_devices)
-    host = structs.replace(host, pci_devices=devices)
+    links = {"1a:00.0": PciLink(32.0, 4, 32.0, 4), "1b:00.1": PciLink(32.0, 16, 32.0, 16)}
+    devices = (structs.replace(d, link=links.get(str(d.bdf)[5:])) for d in host.pci_devices)
+    host = structs.replace(host, pci_devices=tuple(devices))
     one = wanting(None, with_nics=True, devices=(Bdf.parse("19:00.0"),))
     assert found(host, one)[0] == ["1b:00.1"]
 

@@ -203,6 +203,12 @@ def test_spare_ports_are_empty_and_on_every_expander_bus() -> None:
     ports = Counter(c.address.bus for c in of_model(plan, PortModel.ROOT_PORT) if c.address)
     assert sorted(ports.values()) == [7, 7]
     check_tree(request, plan)
+    specs = [DeviceSpec(f"{bus:02x}:00.0") for bus in range(1, 31)]
+    many = tuple(Bdf.parse(spec.bdf) for spec in specs)
+    request = asking(ask(many), spare_ports=3)
+    plan = assemble(even_host(1, devices=specs), request, placed((4,), devices=many))
+    ports = Counter(c.address.bus for c in of_model(plan, PortModel.ROOT_PORT) if c.address)
+    assert sorted(ports.values()) == [1 + 3, 29 + 3]
 
 
 def test_i440fx_is_refused_by_name() -> None:

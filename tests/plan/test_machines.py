@@ -257,6 +257,8 @@ def test_isolated_cores_serve_vcpus_first_and_never_the_emulator() -> None:
     wider = place(host, small_request(6, layout="pin"))
     assert CpuSet.parse("2-3,6-7") <= CpuSet(pu for pin in wider.vcpu_pins for pu in pin)
     assert "vcpus-not-isolated" in {f.id for f in wider.findings}
+    half = place(even_host(1, 1, 1, 4, 2, isolated="0,3,7"), small_request(1, layout="pin"))
+    assert half.vcpu_pins == (CpuSet([3]),), "the host may use core 0"
 
 
 def test_a_refusal_says_what_each_node_lacks_and_who_has_it() -> None:

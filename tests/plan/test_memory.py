@@ -13,6 +13,7 @@ from homenode.plan.planner import plan
 from homenode.plan.request import GuestRequest, choose_huge_page_bytes
 from homenode.plan.search.place import place
 from homenode.units import GIB, MIB
+from homenode.vm.layout import PRESETS, MemoryBinding
 from homenode.vm.plan import Relaxation, Unplannable
 from homenode.vm.plan_options import Balance, make_cell
 from tests.figures import numbers
@@ -139,10 +140,11 @@ def test_unknown_memory_is_a_gap_and_no_limit() -> None:
 def test_a_node_without_memory_takes_vcpus_only_where_memory_may_lie_elsewhere() -> None:
     host = host_of([NodeSpec(memory_bytes=0), NodeSpec(package=1, memory_bytes=64 * GIB)])
     assert place(host, small_request(4)).nodes == (1,)
-    flat = place(host, small_request(8, layout="pin-bound"))
-    assert flat.nodes == (0, 1)
-    assert flat.memory_nodes == (0, 1)
-    assert Relaxation.MEMORY_ELSEWHERE in flat.relaxations
+    for layout in ("pin-bound", replace(PRESETS["pin-numa"], memory=MemoryBinding.BOUND)):
+        wide = place(host, small_request(8, layout=layout))
+        assert wide.nodes == (0, 1)
+        assert wide.memory_nodes == (0, 1)
+        assert Relaxation.MEMORY_ELSEWHERE in wide.relaxations
 
 
 def test_memory_beyond_the_vms_nodes_is_bound_to_the_nearest_others_with_a_finding() -> None:
@@ -199,6 +201,9 @@ def test_memory_of_an_allowed_node_without_pus_goes_with_the_nearest_node() -> N
     placement = place(host, asking(request, memory_nodes_allowed=(NodeIndex(2),)))
     assert placement.nodes == (1,)
     assert placement.memory_nodes == (1, 2)
+    between = structs.replace(host, distances=((10, 21, 14), (21, 10, 14), (14, 14, 10)))
+    tied = place(between, asking(request, memory_nodes_allowed=(NodeIndex(2),)))
+    assert tied.memory_nodes == (0, 2)
 
 
 def test_huge_pages_may_be_reserved_but_nodes_that_have_them_come_first() -> None:

@@ -28,6 +28,13 @@ def test_spread_takes_as_many_nodes_as_there_are_whether_or_not_these_share_equa
     assert len(place(wide, flat).nodes) == 9
 
 
+def test_a_policy_that_compares_no_distances_takes_the_first_gpu_however_far() -> None:
+    gpus = [DeviceSpec("0000:10:00.0", 1, root=1), DeviceSpec("0000:90:00.0", 0)]
+    host = even_host(2, 1, 1, 8, 1, devices=gpus)
+    placement = place(host, asking(small_request(4), policy=Policy.ANY, gpu_count=1))
+    assert (placement.nodes, str(placement.devices[0])) == ((0,), gpus[0].bdf)
+
+
 def test_of_many_packages_several_near_the_devices_are_better_than_one_that_is_not() -> None:
     gpus = [DeviceSpec(f"0000:{16 + node}:00.0", node=node, root=node) for node in (0, 1)]
     line = tuple(tuple(10 + 2 * abs(i - j) for j in range(9)) for i in range(9))

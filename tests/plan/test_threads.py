@@ -127,6 +127,9 @@ def test_a_core_that_serves_one_emulator_serves_the_next_where_free_gpus_need_th
     )
     busy = structs.replace(host, domains=(in_use,))
     assert place(busy, small_request(3, devices=["91:00.0"])).emulator_pus == first.emulator_pus
+    near_and_far = pinned_domain("8-11", emulator="0,12")
+    wide = even_host(2, 1, 1, 8, 1, devices=[DeviceSpec("90:00.0", 1)], domains=[near_and_far])
+    assert place(wide, small_request(3, devices=["90:00.0"])).emulator_pus == CpuSet([12])
 
 
 @pytest.mark.parametrize(("cores", "is_shared"), [(12, True), (14, False)])

@@ -258,7 +258,7 @@ def test_pages_that_a_running_vm_has_not_touched_are_not_left_for_a_planned_one(
 
 
 def test_a_vm_planned_again_gets_back_pages_of_the_size_that_it_had() -> None:
-    for page_bytes, pages in ((GIB, 8), (2 * MIB, 0)):
+    for page_bytes, pages in ((GIB, 8), (2 * MIB, 0), (0, 8)):  # 0: the host's default
         own = pinned_domain("0", name="vm", memory_by_node=((0, 8 * GIB),), page_bytes=page_bytes)
         host = even_host(1, domains=[own], pools=(PagePool(GIB, 10, 0),))
         request = replace(small_request(), page_bytes=GIB)

@@ -219,7 +219,7 @@ def free_memory(
     for own_domain, size in of_vm.get(node.index, ()):
         if own_domain.page_bytes is None:
             own_bytes += size
-        elif own_domain.page_bytes == page and pool is not None:
+        elif pool is not None and page == (own_domain.page_bytes or choose_huge_page_bytes(host)):
             pool_pages += size // page
     free = node.memory_free_bytes
     limits = [] if free is None else [free + own_bytes]

@@ -35,6 +35,13 @@ def test_an_emulator_that_may_run_on_every_cpu_takes_no_core(emulator: str, serv
     assert find_allocations(host, small_request()).service_cores == CpuSet.parse(service)
 
 
+def test_threads_outside_the_range_of_floating_vcpus_take_cores() -> None:
+    domain = replace(pinned_domain("0", emulator="3"), iothread_pus=(CpuSet([1]),))
+    domain = replace(domain, vcpu_pins=(CpuSet.parse("0-2,4-6"),))
+    found = find_allocations(even_host(1, domains=[domain]), small_request())
+    assert (str(found.vcpu_cores), str(found.service_cores)) == ("2,6", "3,7")
+
+
 @pytest.mark.parametrize(
     ("domain", "subjects"),
     [

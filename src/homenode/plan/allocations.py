@@ -131,8 +131,8 @@ def find_allocations(host: Host, request: GuestRequest) -> Allocations:
             if pin is not None and online & ~pin.bits:
                 threads |= pin.bits
         if spans:
-            # Emulators of such domains float over the same CPUs.
-            threads = 0
+            # Threads of such domains that float over the same CPUs take no further core.
+            threads &= ~reduce(or_, spans)
             ranges.append((domain.name, spans))
         pinned_cores = _count_cores(host, pinned_bits)
         all_cores = pinned_cores | _count_cores(host, threads)

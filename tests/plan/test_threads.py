@@ -5,6 +5,7 @@ from msgspec import structs
 from msgspec.structs import replace
 
 from homenode.cpuset import CpuSet
+from homenode.machine.topology import HostReserve
 from homenode.plan.placement import Placement
 from homenode.plan.search.place import place
 from homenode.units import MIB
@@ -206,6 +207,10 @@ def test_vcpus_that_float_over_the_whole_host_leave_it_a_core() -> None:
     wanted = asking(small_request(4), layout=floating)
     for packages, cores in ((1, 7), (2, 8)):
         assert len(vcpus(place(even_host(packages, 1, 1, 8, 1), wanted))) == cores
+    # A reserve as large as a node takes from each node what the vCPUs there do not need.
+    wanted = asking(wanted, policy=Policy.SPREAD, host_reserve=HostReserve(10, 0))
+    pins = place(even_host(2, 1, 1, 8, 1), wanted).vcpu_pins
+    assert list(map(str, pins)) == ["0-3", "0-3", "8-9", "8-9"]
 
 
 @pytest.mark.parametrize(("policy", "node"), [(Policy.CORES_FIRST, 1), (Policy.SPREAD, 0)])

@@ -340,19 +340,20 @@ class Attempt:
         return counts.pop() if len(counts) == 1 else 1
 
     def _node_pus(self, node: int) -> CpuSet:
-        """Return the CPUs of a node that vCPUs may float over: all free CPUs, less a core for the
-        host if the VM would get all of its cores."""
+        """Return the CPUs of a node that vCPUs may float over: all free CPUs, less the host's share
+        of cores if the VM would get all of its cores: the last ones that the vCPUs do not need."""
         free, fallback, split = self.free, self.fallback, self.best.split
         kinds = fallback.grouping.kinds
-        cores = [pus for pus, shape in free.nodes[node].cores if shape.kind in kinds]
         total = sum(shape.is_whole for other, _ in split for _, shape in free.nodes[other].cores)
-        if (
-            node == split[-1][0]
-            and fallback.keeps_core
-            and free.cores_without_vcpus <= total
-            and len(cores) > split[-1][1]
-        ):
-            cores = cores[: -self.request.host_reserve.cores or None]
+        is_all = fallback.keeps_core and free.cores_without_vcpus <= total
+        missing = self.request.host_reserve.cores if is_all else 0
+        cores: list[int] = []
+        for other, groups in reversed(split):
+            cores = [pus for pus, shape in free.nodes[other].cores if shape.kind in kinds]
+            kept_count = min(missing, max(0, len(cores) - groups))
+            cores, missing = cores[: len(cores) - kept_count], missing - kept_count
+            if other == node:
+                break
         return CpuSet.from_bits(sum(cores))
 
     # Memory.

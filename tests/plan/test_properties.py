@@ -327,6 +327,8 @@ def test_a_document_shows_no_siblings_where_the_host_has_none_to_give() -> None:
         ),
         ("x86-2p2n8c16t-offline-pus", PlanOptions(layout="pin-numa", vcpus=6, max_nodes=1), 4, 2),
         ("x86-2p2n8c16t-sriov-nic", PlanOptions("pin-numa-smt", siblings=Siblings.HIDDEN), 1, 32),
+        ("x86-2p2n8c16t-pus-interleaved", PlanOptions("pin-numa", pinning=Pinning.ALL_PUS), 2, 32),
+        ("x86-1p1n6c8t-hybrid", PlanOptions("pin-numa-pci-smt", siblings=Siblings.KEEP), 8, 2),
     ],
 )
 def test_applying_again_keeps_vcpus_that_share_cores(

@@ -230,7 +230,7 @@ def request_for(guest: Vm, options: PlanOptions, host: Host | None) -> GuestRequ
         host_reserve=_choose_host_reserve(options, host),
         housekeeping_pus=_choose_housekeeping_pus(options, layout, host),
         most_threads=most_threads,
-        keeps_siblings=_has_siblings(guest, layout),
+        keeps_siblings=_has_siblings(guest, layout, host),
     )
 
 
@@ -241,7 +241,7 @@ def _has_final_vcpus(guest: Vm) -> bool:
     return guest.threads_per_core > 1 or (record is not None and record.multiplied is not False)
 
 
-def _has_siblings(guest: Vm, layout: Layout) -> bool:
+def _has_siblings(guest: Vm, layout: Layout, host: Host | None) -> bool:
     """Return whether homenode has given a VM siblings: exposed, or hidden as they are again."""
     record = guest.record
     if record is None or record.layout.siblings is Siblings.KEEP:
@@ -249,7 +249,9 @@ def _has_siblings(guest: Vm, layout: Layout) -> bool:
     if record.layout.siblings is Siblings.EXPOSED:
         return guest.threads_per_core > 1
     is_same = record.layout.pinning is layout.pinning is Pinning.ALL_PUS
-    return is_same and layout.siblings is Siblings.HIDDEN and record.multiplied is not False
+    hides = is_same and layout.siblings is Siblings.HIDDEN and record.multiplied is not False
+    cores, used = () if host is None else host.cores, guest.pinned_pus
+    return hides and sum(bool(core.pus & used) for core in cores) < guest.vcpus
 
 
 def _copy_siblings(layout: Layout, guest: Vm, *, exposed: bool) -> Layout:
@@ -260,13 +262,13 @@ def _copy_siblings(layout: Layout, guest: Vm, *, exposed: bool) -> Layout:
             f"--siblings keep: expected a layout that pins each vCPU, found {layout.name}",
             hint="use pin-bound, or --pinning all-cpus",
         )
-    return (
-        expose_siblings(layout)
-        if exposed or guest.threads_per_core > 1
-        else add_preset_name(
-            replace(layout, pinning=Pinning.ONE_PER_CORE, siblings=Siblings.HIDDEN)
-        )
-    )
+    if exposed or guest.threads_per_core > 1:
+        return expose_siblings(layout)
+    record = guest.record
+    pinning = Pinning.ONE_PER_CORE
+    if record and record.multiplied is not False and record.layout.pinning is Pinning.ALL_PUS:
+        pinning = Pinning.ALL_PUS  # for siblings that it could not expose
+    return add_preset_name(replace(layout, pinning=pinning, siblings=Siblings.HIDDEN))
 
 
 def _may_weigh_siblings(guest: Vm, options: PlanOptions, layout: Layout) -> bool:

@@ -11,6 +11,7 @@ from homenode.doc import Text, format_plain
 from homenode.findings import Finding, Rejection, Severity
 from homenode.machine.topology import Host
 from homenode.plan.planner import plan as plan_on
+from homenode.plan.stored import domain_of_plan
 from homenode.show.explain import explain, format_term
 from homenode.show.plan_text import answer_line, format_plan
 from homenode.units import GIB
@@ -155,6 +156,18 @@ def test_the_first_relaxation_is_in_the_first_line(
     assert doc.title.endswith(f"with a fallback: {effect}")
     lines = [format_plain(part.words) for part in doc.parts if isinstance(part, Text)]
     assert any(text.startswith(f"relaxed  {line}") for text in lines), lines
+
+
+def test_vcpus_that_float_share_no_core_in_particular() -> None:
+    words = "--host hgx-h100 --vcpus 200 --memory 64GiB --layout pin --pinning node".split()
+    done = homenode("plan", *words, whole=True)
+    assert done.stdout.startswith("vm fits hgx-h100 with a fallback: some vCPUs share a core\n")
+
+
+def test_cpus_that_the_vm_has_now_are_free_once_it_moves() -> None:
+    plan, host = _plan(), h200_host()
+    now = replace(domain_of_plan(plan), vcpu_pins=(CpuSet(pu.index for pu in host.pus),))
+    assert format_plan(plan, replace(host, domains=(now,))) == format_plan(plan, host)
 
 
 def test_findings_are_grouped_by_severity_with_all_their_subjects() -> None:

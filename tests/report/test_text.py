@@ -1,6 +1,7 @@
 """What a terminal shows: the host tree, the explanation, the presets, bench."""
 
 import io
+import subprocess
 from itertools import product
 from pathlib import Path
 
@@ -10,7 +11,7 @@ from msgspec.structs import replace
 from rich.console import RenderableType
 
 from homenode.cpuset import NodeIndex
-from homenode.doc import Doc
+from homenode.doc import Commands, Doc
 from homenode.findings import Gap, Rejection
 from homenode.machine.description.parse import list_shipped_hosts, load_shipped
 from homenode.machine.pci import DeviceKind, DeviceLink, LinkKind
@@ -25,7 +26,7 @@ from homenode.show.host_text import build_host_tree, format_host
 from homenode.show.plan_text import format_refusal
 from homenode.show.results_text import format_bench, format_steps
 from homenode.show.terminal_text import PrintableConsole
-from homenode.text import plural
+from homenode.text import command_line, plural
 from homenode.vm.plan import Unplannable
 from tests.bench_machines import FakeMachine
 from tests.picture_hosts import HOSTS, PLANS, h200_host, picture, planned
@@ -84,6 +85,14 @@ def test_the_screen_of_every_host_has_its_counts_in_line_1_and_fits_40_lines(nam
     assert f"{summarise(host).cores} core" in lines[0] and not lines[1].strip()
 
 
+def test_memory_that_the_source_does_not_show_is_not_called_absent() -> None:
+    host = load_shipped("gh200x4").host
+    nodes = tuple(replace(node, memory_bytes=None) for node in host.nodes)
+    assert "nodes 4-35 without CPUs: memory unknown" in _printed(
+        format_host(replace(host, nodes=nodes))
+    )
+
+
 def test_the_tree_groups_what_is_alike() -> None:
     text = _printed(build_host_tree(load_shipped("gh200x4").host), 300)
     assert "nodes 5-11,13-19,21-27,29-35: no memory, generic initiator" in text
@@ -126,6 +135,15 @@ def test_commands_survive_a_narrow_terminal() -> None:
         "echo 508 > /sys/devices/system/node/node3/hugepages/hugepages-1048576kB/nr_hugepages\n"
         in joined
     )
+
+
+def test_no_command_is_continued_within_quotes() -> None:
+    words = ("virsh", "define", "/srv/bob's own/gpu-vm of the second rack.xml")
+    for width in range(20, 60):
+        text = _printed(Doc("", (Commands((command_line(*words),)),)), width)
+        printf = ("sh", "-c", f"printf '%s|' {text}")
+        shell = subprocess.run(printf, capture_output=True, text=True, check=True)
+        assert shell.stdout == "".join(f"{word}|" for word in words), width
 
 
 def test_an_unplannable_request_lists_its_rejections_and_the_hint() -> None:

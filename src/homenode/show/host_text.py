@@ -240,7 +240,7 @@ def _format_cpu(host: Host) -> str:
 
 def _format_gpus(host: Host) -> list[str]:
     """Count the GPUs of each model, with the links between them."""
-    gpus = [device for device in host.pci_devices if device.bdf in number_gpus(host)]
+    gpus = host.whole_gpus
     models = Counter(find_device_model(device) or "of unknown model" for device in gpus)
     first = ", ".join(f"{count} {model}" for model, count in models.items())
     between_all = f": GPUs 0-{len(gpus) - 1}, every pair"
@@ -300,7 +300,7 @@ def _format_memory_nodes(host: Host) -> list[str]:
     for node in host.nodes:
         if not node.pus:
             kind = " of GPU memory each" if node.memory_kind is MemoryKind.GPU else ""
-            text = f"{_format_size(node.memory_bytes)}{kind}" if node.memory_bytes else "no memory"
+            text = format_memory_parts(node)[0] + (kind if node.memory_bytes else "")
             same_size.setdefault(text, []).append(node.index)
     return [f"{format_nodes(at)} without CPUs: {text}" for text, at in same_size.items()]
 

@@ -20,7 +20,7 @@ from homenode.text import (
     shorten_list,
 )
 from homenode.units import format_bytes, format_limit
-from homenode.vm.layout import GuestCells, GuestPcie, format_layout
+from homenode.vm.layout import GuestCells, GuestPcie, Pinning, format_layout
 from homenode.vm.model import GuestCache
 from homenode.vm.plan import Plan, Relaxation, Unplannable
 from homenode.vm.targets.registry import has_feature
@@ -216,8 +216,9 @@ def format_fallback(plan: Plan, host: Host | None) -> str:
 
 
 def _format_effect(relaxation: Relaxation, plan: Plan, host: Host | None) -> str:
-    if relaxation is Relaxation.SHARED_CORES and host is not None:
-        shared_vcpus = sum(len(vcpus) for _, vcpus in _list_shared_cores(plan, host))
+    shared_cores = _list_shared_cores(plan, host)
+    if relaxation is Relaxation.SHARED_CORES and shared_cores is not None:
+        shared_vcpus = sum(len(vcpus) for _, vcpus in shared_cores)
         return (
             f"{shared_vcpus} of {plural(plan.vm.vcpus, 'vCPU')} share a core"
             if shared_vcpus
@@ -234,8 +235,8 @@ def _format_effect(relaxation: Relaxation, plan: Plan, host: Host | None) -> str
 
 def _format_relaxed(relaxation: Relaxation, plan: Plan, host: Host | None) -> str:
     constraint, received_text, _ = _RELAXED[relaxation]
-    if relaxation is Relaxation.SHARED_CORES and host is not None:
-        shared_cores = _list_shared_cores(plan, host)
+    shared_cores = _list_shared_cores(plan, host)
+    if relaxation is Relaxation.SHARED_CORES and shared_cores is not None:
         received_text = (
             f"{len(shared_cores)} cores are used by several vCPUs" if shared_cores else _SHARED
         )
@@ -264,8 +265,11 @@ def _format_cell_sizes(plan: Plan) -> str:
     return f"{', '.join(sizes[:-1])} and {sizes[-1]} vCPUs"
 
 
-def _list_shared_cores(plan: Plan, host: Host) -> list[tuple[CpuSet, list[int]]]:
-    """Return (CPUs, vCPUs) of the cores on which several vCPUs are pinned."""
+def _list_shared_cores(plan: Plan, host: Host | None) -> list[tuple[CpuSet, list[int]]] | None:
+    """Return (CPUs, vCPUs) of the cores on which several vCPUs are pinned; None without a host, and
+    for vCPUs that float over their nodes."""
+    if host is None or plan.layout.pinning is Pinning.NODE:
+        return None
     vcpus_of_core: dict[CpuSet, list[int]] = {}
     for vcpu, pins in enumerate(plan.vcpu_pins):
         vcpus_of_core.setdefault(host.core_at[min(pins)].pus, []).append(vcpu)
@@ -373,7 +377,8 @@ def _format_host(plan: Plan, host: Host) -> str:
     is_whole = len(nodes) == sum(bool(node.pus) for node in host.nodes)
     pus = CpuSet.union(node.pus for node in nodes)
     cores = [core.pus for core in host.cores if core.pus <= pus]
-    pins = [domain.vcpu_pins for domain in host.domains if domain.has_claim]
+    others = [domain for domain in host.domains if domain.name != plan.vm.name]
+    pins = [domain.vcpu_pins for domain in others if domain.has_claim]
     used = CpuSet.union([*plan.vcpu_pins, *(pin for vm in pins for pin in vm if pin is not None)])
     idle = sum(core.isdisjoint(used) for core in cores)
     nodes_phrase = "" if is_whole else f" of {format_nodes(plan.nodes)}"

@@ -312,23 +312,28 @@ class ShellCommand:
             yield Line(line.rstrip("\n"), no_wrap=True, overflow="ignore")
 
     def wrap_lines(self, width: int) -> Iterator[str]:
-        """Yield its lines within this width, if no quoted word is longer."""
+        """Yield its lines within this width. A longer word in quotes is closed and opened again."""
         remainder, width = self._command, max(20, width)
         while len(remainder) > width:
             end = self._end(remainder, width)
-            if end is None:
+            if end is None and '"' in remainder[:2]:
                 break
+            if end is None:
+                yield f"{remainder[: width - 2]}'\\\n"
+                remainder = f"'{remainder[width - 2 :]}"
+                continue
             yield remainder[:end] + "\\\n"
             remainder = remainder[end:]
         yield remainder
 
     @staticmethod
     def _end(text: str, width: int) -> int | None:
-        """Return the end of a line: after a space if possible, else within a word, but never within
-        quotes, in which a shell does not continue lines."""
-        open_quote = [False]
+        """Return the end of a line: after a space if possible, else within a word; None if it would
+        be within quotes, in which a shell does not continue lines."""
+        quotes = [""]  # the open quote before each letter
         for letter in text[: width - 1]:
-            open_quote.append(open_quote[-1] ^ (letter == "'"))
-        ends = [end for end in range(2, width) if not open_quote[end]]
+            is_quote = letter in ("'", '"') and quotes[-1] in ("", letter)
+            quotes.append(quotes[-1] if not is_quote else "" if quotes[-1] else letter)
+        ends = [end for end in range(2, width) if not quotes[end]]
         spaces = [end for end in ends if text[end - 1] == " "]
         return max(spaces or ends, default=None)

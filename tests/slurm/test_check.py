@@ -197,6 +197,8 @@ def test_the_machine_decides_which_file_has_the_right_type(
         ("AutoDetect=nvml\n", "gpu:h100:6,gpu:t1000:2", "gpu:h100:6,gpu:t1000:2"),
         ("AutoDetect=nvml\n", "gpu:h100:6,gpu:t1000:1", "gpu:h100:6,gpu:t1000:1"),
         ("", "gpu:h100:6,gpu:t1000:2", "gpu:h100:6,gpu:t1000:2"),
+        ("AutoDetect=nvml\nName=gpu File=/dev/nvidia7 Cores=56-111\n", "gpu:8", "gpu:8"),
+        ("AutoDetect=nvml\nName=gpu File=/dev/nvidia7 Cores=56-111\n", "gpu:7", "gpu:8"),
         ("AutoDetect=nvml\n", "gpu:7,gpumem:640G,nic:2", "gpu:8,gpumem:640G,nic:2"),
     ],
 )
@@ -482,7 +484,7 @@ def test_settings_of_the_cluster_are_found_and_set_right() -> None:
         (CLUSTER.replace("TaskPlugin", "TaskPlugn"), CGROUP, "slurm.conf:3.*TaskPlugin"),
         (f"{CLUSTER}NodeNames=n1\n", CGROUP, "slurm.conf:5.*NodeName"),
         (CLUSTER, "\nConstrainCore=yes\n", "cgroup.conf:2.*ConstrainCores"),
-        (f"{CLUSTER}TaskPluginParam=none\nSlurmctldParameters=x\n", CGROUP, None),
+        (f"{CLUSTER}TaskPluginParam=none\nHashPlugin=hash/sha3\n", CGROUP, None),
     ],
 )
 def test_a_key_that_slurm_does_not_start_with_is_named(

@@ -103,7 +103,7 @@ def is_slurm_conf(config: SlurmConfig) -> bool:
 
 GRES_KEYS = "AutoDetect Count Cores CPUs File Flags Include Links MultipleFiles Name NodeName Type"
 SLURM_KEYS = """
-ClusterName GresTypes Include PartitionName SelectType SelectTypeParameters TaskPlugin
+ClusterName GresTypes HashPlugin Include PartitionName SelectType SelectTypeParameters TaskPlugin
 TaskPluginParam NodeName NodeHostname Boards CPUs CoresPerSocket Gres Sockets SocketsPerBoard
 ThreadsPerCore"""
 CGROUP_KEYS = "CgroupPlugin ConstrainCores ConstrainDevices"

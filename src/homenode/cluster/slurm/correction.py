@@ -53,12 +53,13 @@ def correct(
             kinds = {find_right_type(other, host) for other in groups if other.lines == group.lines}
             kind = kinds.pop() if len(kinds) == 1 else ""
             types = _correct_lines(gres, group, host, kind, gres_edits)
-        # Of several types it is unknown which GPUs have which.
-        is_one_type = len(group.configured_gpus) < 2
-        if types is None and not group.lines and not group.is_sliced and is_one_type:
-            if group.autodetect is None and not gres.not_read:
+        # A detector adds the GPUs that no line names.
+        if not group.is_sliced and (not group.lines or group.autodetect is not None):
+            # Of several types it is unknown which GPUs have which.
+            is_one_type = len(group.configured_gpus) < 2
+            if is_one_type and group.autodetect is None and not gres.not_read:
                 added_lines[gres.source] += _format_new_lines(group, gpus)
-            types = {next(iter(group.configured_gpus), ""): len(gpus)}
+            types = {next(iter(group.configured_gpus), ""): len(gpus)} if is_one_type else None
         node = group.definition
         if node is None or set(node.names) != set(group.names) or not types:
             continue

@@ -161,6 +161,10 @@ def test_more_than_255_vcpus_get_interrupt_remapping() -> None:
     plan = hand_plan(read_vm(xml, "x"), "default", iommu_needed=True, vcpus=256)
     after = rewrite(xml, with_vm(plan, hostdevs=()))
     assert b"<driver intremap='on'/>" in after and b"ioapic" not in after
+    assert b"intremap" in rewrite(xml.replace(b" arch='x86_64'", b""), plan)
+    arm = sample("aarch64-virt").replace(b" arch='aarch64'", b"")
+    plan = hand_plan(read_vm(arm, "x"), "default", iommu_needed=True, vcpus=256)
+    assert b"<iommu" not in rewrite(arm, plan)
 
 
 def test_an_iommu_that_is_there_stays_where_255_vcpus_suffice() -> None:
@@ -220,6 +224,9 @@ def test_a_controller_that_is_there_in_part_gets_the_rest(node: bytes) -> None:
     assert after.controllers[1].address == GuestAddress(0, 0, 0x10, 0)
     assert after.controllers[3].address == GuestAddress(0, 1, 0, 0)
     assert rewrite(rewrite(xml, plan), plan) == rewrite(xml, plan)
+    for other in (b"<node>1</node></target>", b"</target><address type='pci' slot='0x11'/>"):
+        with pytest.raises(InputError, match="expected PCI controller 1 to be free for"):
+            rewrite(xml.replace(node + b"</target>", other), plan)
 
 
 def test_an_expander_bus_loses_the_first_cell_that_is_no_more() -> None:

@@ -20,6 +20,7 @@ from homenode.machine.tools.versions import Version
 from homenode.machine.topology import Host
 from homenode.text import plural
 from homenode.vm.domain.controllers import pci_controllers
+from homenode.vm.domain.cpu import read_architecture
 from homenode.vm.domain.document import Document
 from homenode.vm.domain.edits import (
     Edit,
@@ -153,7 +154,7 @@ def edit_iommu(document: Document, plan: Plan) -> Document:
     document = _remove_buses(document)
     root = document.root
     # has_iommu is also true for a guest that has an IOMMU already, which is kept.
-    is_x86 = root.value("os/type/@arch") in (None, "x86_64")
+    is_x86 = read_architecture(document) == "x86_64"
     if not plan.vm.has_iommu or plan.vm.vcpus <= MAX_VCPUS_WITHOUT or not is_x86:
         return document
     # TCG has no kernel irqchip, so QEMU rejects eim.

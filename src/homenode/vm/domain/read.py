@@ -98,9 +98,8 @@ def read_running_domain(xml: bytes, running: bool, source: str = "domain") -> Ru
     modes = []
     for cell in vm.cells:
         if cell.nodes:
-            size = min(cell.memory_bytes, unbound)
-            _add_in_use(in_use, cell.nodes, size)
-            unbound -= size
+            _add_in_use(in_use, cell.nodes, cell.memory_bytes)
+            unbound -= cell.memory_bytes
             modes.append(cell.mode)
     if vm.binding is not None:
         _add_in_use(in_use, vm.binding[1], unbound)

@@ -213,6 +213,10 @@ def test_edits_since_the_apply_are_never_dropped(daemon: StandIn, root: Path) ->
     restore_definition(Virsh(URI), NAME, root)
     assert daemon.definition() == edited
     assert defined
+    pinned = edited.replace(b"</vcpu>", b"</vcpu><cputune><vcpupin vcpu='0' cpuset='7'/></cputune>")
+    daemon.put_definition(pinned)  # the layout is undone, so that the user's pin is no conflict
+    restore_definition(Virsh(URI), NAME, root, keep_edits=True)
+    assert daemon.definition() == pinned
 
 
 def test_an_edit_of_a_default_that_libvirt_added_is_never_dropped(
@@ -283,8 +287,9 @@ def test_a_definition_that_changed_while_it_was_planned_is_refused(
 ) -> None:
     virsh = Virsh(URI)
     before = virsh.read_definition(UUID).replace(b"kept", b"older")
-    with pytest.raises(InputError, match="edited in between"):
-        apply_definition(virsh, NAME, tuned(original=before), before, root)
+    for work in (preview_definition, apply_definition):
+        with pytest.raises(InputError, match="edited in between"):
+            work(virsh, NAME, tuned(original=before), before, root)
     assert daemon.definition() == ORIGINAL
 
 
@@ -335,6 +340,9 @@ def test_the_first_original_is_kept_where_a_second_layout_was_undone(
     assert daemon.definition() in owned
     daemon.put("drops", "")
     apply(root, "pin-numa")
+    store = DomainStore(root, URI, UUID)
+    entry = store.definition()
+    assert entry is not None and entry.by_hand.endswith(f" {store.definition_path(entry.before)}")
     restore_definition(Virsh(URI), NAME, root)
     assert daemon.definition() == ORIGINAL
 
@@ -347,8 +355,11 @@ def test_a_document_of_another_domain_is_refused(daemon: StandIn, root: Path) ->
         tuned().replace(NAME.encode(), b"another"),
         re.sub(rb"<uuid>.*</uuid>", b"", tuned()),
     ):
-        with pytest.raises(UsageError, match="not for -vm 7"):
-            apply_definition(virsh, NAME, other, original, root)
+        for work in (preview_definition, apply_definition):
+            with pytest.raises(UsageError, match="not for -vm 7"):
+                work(virsh, NAME, other, original, root)
+    capitals = tuned().replace(UUID.encode(), UUID.upper().encode())
+    assert preview_definition(virsh, NAME, capitals, original, root).changed
 
 
 def test_a_document_that_was_dumped_without_passwords_is_refused(
@@ -490,7 +501,9 @@ def test_live_pins_move_the_threads_alone_and_restore_puts_them_back(
     assert again.after == ()
     restore_live_pins(Virsh(URI), NAME, root)
     assert pins(daemon) == before
+    lines = DomainStore(root, URI, UUID).journal.read_entries()
     assert restore_live_pins(Virsh(URI), NAME, root) == ()
+    assert DomainStore(root, URI, UUID).journal.read_entries() == lines
     apply_live_pins(Virsh(URI), NAME, ORIGINAL, root)  # which pins no thread
     assert DomainStore(root, URI, UUID).journal.to_undo() == ()
     daemon.put("pins/vcpu.0", "6")  # by somebody else, after the restore
@@ -687,6 +700,12 @@ def test_threads_that_somebody_else_moved_stay(daemon: StandIn, root: Path) -> N
     apply_live_pins(Virsh(URI), NAME, tuned("pin"), root)
     daemon.put("pins/vcpu.1", "5")
     with pytest.raises(InputError, match="another program moved vcpu 1 to CPUs 5"):
+        restore_live_pins(Virsh(URI), NAME, root)
+    run_with_pins(daemon, "4-7")
+    daemon.put("id", "5")
+    apply_live_pins(Virsh(URI), NAME, tuned("pin"), root)
+    daemon.put("pins/vcpu.1", "0-7")  # where it was in the run before
+    with pytest.raises(InputError, match="another program moved vcpu 1 to CPUs 0-7"):
         restore_live_pins(Virsh(URI), NAME, root)
 
 

@@ -159,10 +159,11 @@ def test_without_a_layout_the_evidence_chooses_one(
 def test_a_domain_that_is_gone_is_brought_back_by_what_is_said(daemon: StandIn) -> None:
     apply([NAME], yes=True, layout="pin", host=HOST, quiet=True)
     daemon.put("undefined", "")
-    with pytest.raises(InputError, match="no VM named") as gone:
-        restore([NAME])
-    said = (gone.value.hint or "").partition("define ")[2]
-    assert Path(said).read_bytes().rstrip() == ORIGINAL.rstrip()
+    for name in (NAME, UUID):
+        with pytest.raises(InputError, match="no VM named") as gone:
+            restore([name])
+        said = (gone.value.hint or "").partition("define ")[2]
+        assert Path(said).read_bytes().rstrip() == ORIGINAL.rstrip()
     with pytest.raises(InputError) as gone:
         restore(["another"])
     assert "define" not in (gone.value.hint or "")

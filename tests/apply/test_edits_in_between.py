@@ -21,8 +21,10 @@ from homenode.change.apply.definition import (
     restore_definition,
 )
 from homenode.change.apply.store import DomainStore
+from homenode.change.journal import ChangeState
 from homenode.errors import InputError
-from homenode.vm.domain.merge import is_same_definition
+from homenode.vm.domain.merge import add_libvirt_parts, is_same_definition
+from homenode.vm.domain.read import open_domain
 from homenode.vm.hypervisor.virsh import Virsh
 from tests.apply_documents import NAME, ORIGINAL, tuned
 from tests.processes import code_of, start_child
@@ -124,6 +126,12 @@ def with_title(definition: bytes) -> bytes:
     return definition.replace(b"</name>", b"</name>" + TITLE)
 
 
+def as_printed(definition: bytes) -> bytes:
+    """With sizes and sets as libvirt prints them."""
+    domain = open_domain(definition, "definition")
+    return add_libvirt_parts(domain, domain).to_bytes()
+
+
 @pytest.mark.parametrize("name", WORK)
 def test_no_edit_after_a_kill_at_any_call_is_lost(
     daemon: StandIn, tmp_path: Path, name: str
@@ -153,10 +161,14 @@ def test_keeping_edits_after_a_kill_at_any_call_ends_with_the_edited_original(
         daemon.happens(number, when)
         code_of(start_child(partial(work, start.root)))
         daemon.nothing_happens()
-        if DomainStore(start.root, URI, UUID).definition() is None:
+        entry = DomainStore(start.root, URI, UUID).definition()
+        if entry is None:
             assert daemon.definition() == ORIGINAL
             continue
-        daemon.put_definition(with_title(daemon.definition()))
+        defined = daemon.definition()
+        daemon.put_definition(
+            with_title(as_printed(defined) if entry.what is ChangeState.BEGIN else defined)
+        )
         would = preview_restore(Virsh(URI), NAME, start.root, keep_edits=True)
         restore(start.root, keep_edits=True)
         assert is_same_definition(daemon.definition(), with_title(ORIGINAL))
@@ -263,6 +275,21 @@ def test_another_domain_of_the_same_name_gets_no_original(
             restore(tmp_path / "state", keep_edits=keep_edits)
         assert "another UUID" in (caught.value.hint or "")
     assert other.definition() == edited
+
+
+def test_a_restore_keeping_edits_goes_on_after_a_kill_without_the_option(
+    daemon: StandIn, tmp_path: Path
+) -> None:
+    before, work = WORK["restore keeping edits"]
+    start = Start(daemon, tmp_path / "state", before)
+    define = start.calls_of(work).index("define") + 1
+    start.again()
+    daemon.happens(define, "kill-before")
+    code_of(start_child(partial(work, start.root)))
+    daemon.nothing_happens()
+    restore(start.root)
+    expected = ORIGINAL.replace(b"</name>", b"</name>" + EARLIER)
+    assert is_same_definition(daemon.definition(), expected)
 
 
 def test_kept_edits_that_somebody_takes_back_later_stay_away(

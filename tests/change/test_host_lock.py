@@ -284,13 +284,14 @@ def test_two_users_have_one_lock_where_both_can_reach_libvirts_directory(
     if is_shared:
         run.mkdir(mode=0o755)
     monkeypatch.setattr(journal, "SHARED", run)
+    monkeypatch.setattr(journal, "WAIT_S", 0.1)
     assert (lock_of_one_user(URI) is None) == is_shared
     with held_by_another(tmp_path / "root", URI) as holder:
         if not is_shared:
             with lock_host(tmp_path / "user", URI, "homenode apply b", wait_s=0):
                 return
         again = lock_host(tmp_path / "user", URI, "homenode apply b", wait_s=0)
-        found = f"process {holder} of user {os.getuid()}"
+        found = f"process {holder} of user {os.getuid()} or its virsh, for 0 s"
         with pytest.raises(HostError, match=found), again:
             pytest.fail("it was held")
         with lock_host(tmp_path / "user", "qemu+ssh://gpu7/system", "it", wait_s=0):

@@ -43,6 +43,7 @@ def test_a_target_that_was_chosen_is_kept_at_boot_and_at_each_start() -> None:
     unit = render_systemd_unit([GPU], "/usr/bin/homenode", 3)
     assert f"/usr/bin/homenode doctor retrain {GPU} --target 3 --apply" in unit
     assert 'doctor hook --target 3 -- "$1" "$2" 2>&1' in render_libvirt_hook("/usr/bin/homenode", 3)
+    assert "ExecStart=-/opt/5%%/homenode doctor" in render_systemd_unit([GPU], "/opt/5%/homenode")
     assert "--target" not in render_systemd_unit([GPU], "/x") + render_libvirt_hook("/x")
 
 
@@ -155,6 +156,10 @@ def test_a_link_that_was_narrow_before_the_start_has_not_dropped() -> None:
     assert list(find_dropped_links(narrow, gpus(SOUND, 1), "vm", {})) == []
     (finding,) = find_dropped_links(host, (GPU,), "vm", {GPU: LinkRate(16.0, 16)})
     assert "at start/begin" in finding.expected
+    (finding,) = find_dropped_links(host, (GPU,), "vm", {AUDIO: LinkRate(16.0, 16)})
+    assert "what both ends can" in finding.expected
+    device = host.find_device(GPU)
+    assert device is not None and finding.subject.endswith(f" below port {device.parent}")
     assert finding.cost == f"75 % of the link: {format_rate(before[GPU].bytes_per_s)}"
 
 

@@ -81,8 +81,8 @@ def test_everything_that_must_be_its_own_is_its_own() -> None:
     assert "52:54:00:11" not in copy
     assert "port='-1' autoport='yes'" in copy
     assert "<cid auto='yes'/>" in copy
-    secure = FULL.replace(b"port='5901' autoport='no'", b"tlsPort='5902' autoport='no'")
-    assert b"tlsPort='-1' autoport='yes'" in copy_domain(secure, "vm-pin")
+    secure = FULL.replace(b"port='5901' autoport", b"tlsPort='5902' websocket='5700' autoport")
+    assert b"tlsPort='-1' websocket='-1' autoport='yes'" in copy_domain(secure, "vm-pin")
     assert "12-vm" not in copy
     assert "<alias name='ua-gpu'/>" in copy
     assert validate(copy.encode())[0] == ()

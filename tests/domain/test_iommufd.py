@@ -1,6 +1,7 @@
 """Devices of an encrypted guest go through iommufd where libvirt can, and a finding says else."""
 
 import os
+import re
 from pathlib import Path
 
 import pytest
@@ -63,6 +64,8 @@ def test_from_12_2_one_element_says_it_for_the_whole_vm_and_twice_is_once() -> N
     assert b"<driver iommufd" not in once.document
     assert not missing(once)
     assert has_iommufd(open_domain(once.document, "vm"))
+    bare = re.sub(rb"<hostdev.*?</hostdev>", b"", once.document, flags=re.DOTALL)
+    assert not has_iommufd(open_domain(bare, "vm"))
     again = plan_file(once.document, "vm.xml", PlanOptions(layout="pin"), on("12.2", "10.2"))
     assert again.document == once.document
 
@@ -184,6 +187,7 @@ def test_a_bus_with_another_device_of_the_guest_gets_no_smmu() -> None:
     disk = type(address)(address.domain, shared, address.device, 7)
     guest = structs.replace(guest, addresses=(*guest.addresses, disk))
     assert list_smmu_buses(guest, made.plan, host) == (other,)
+    assert list_smmu_buses(guest, made.plan, structs.replace(host, pci_devices=())) == ()
 
 
 def test_an_smmu_of_a_bus_that_is_no_more_is_removed() -> None:

@@ -253,6 +253,12 @@ def test_what_else_the_planner_asks_for() -> None:
         (domain(memory=""), "missing <memory>"),
         (domain(memory="<memory unit='XiB'>1</memory>"), "unit 'XiB'"),
         (domain(memory="<memory>0</memory>"), "expected <memory> above 0, found 0"),
+        (
+            domain(
+                "<devices><memory><target><size unit='GiB'>4</size></target></memory></devices>"
+            ),
+            "memory devices alone 4294967296",
+        ),
         (domain().replace(b"<name>d</name>", b""), "a domain with a <name>"),
         (domain().replace(b" type='kvm'", b""), "<domain> with type="),
         (domain("<cpu><topology sockets='0' cores='1' threads='1'/></cpu>"), "sockets from 1"),

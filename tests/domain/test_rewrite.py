@@ -233,6 +233,7 @@ CASES: list[tuple[str, str, dict[str, object], tuple[str, ...], tuple[str, ...]]
         (),
     ),
     (DIMMS, "pin", {"memory_bytes": 4 * GIB}, ("<maxMemory slots='16' unit='GiB'>64<",), ()),
+    ("earlier-layout", "pin", {}, ("<topology sockets='4' dies='1' cores='2' threads='1'/>",), ()),
 ]
 
 
@@ -428,6 +429,9 @@ def test_pages_are_those_of_the_cells_that_exist(
     xml = sample("dimms-and-shared-memory").replace(element.format("0-1").encode(), pages)
     written = rewrite(xml, hand_plan(read_vm(xml, "vm"), "pin-numa", page_bytes=page_bytes))
     assert re.findall(rb"<page .*?/>", written) == [page]
+    xml, plan = planned("study", "pin", page_bytes=0)
+    sized = hand_plan(read_vm(xml, "vm"), "pin", page_bytes=2 * MIB)
+    assert b"<page size='2' unit='MiB'/>" in rewrite(rewrite(xml, plan), sized)
 
 
 def test_a_share_of_removed_vcpus_goes_with_its_monitors() -> None:

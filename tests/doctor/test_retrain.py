@@ -32,7 +32,7 @@ from homenode.findings import Severity
 from homenode.machine.discover.lspci import host_from_lspci
 from homenode.machine.pci import PciDevice
 from homenode.machine.topology import Host, RunningDomain
-from tests.doctor_cases import arc, changed
+from tests.doctor_cases import arc, changed, is_gpu
 from tests.doctor_domains import gpus
 from tests.doctor_domains import host as shipped
 from tests.simulated_config import (
@@ -264,6 +264,11 @@ def test_a_gpu_behind_a_switch_of_its_own_is_trained_at_the_slot() -> None:
     assert (plan.port, plan.device) == (Bdf.parse("00:01.0"), Bdf.parse("01:00.0"))
     behind = {device.bdf for device in list_functions_behind(host, plan.port)}
     assert behind == {Bdf.parse("01:00.0"), Bdf.parse("02:01.0"), Bdf.parse("03:00.0")}
+    below_switch = changed(shipped("hgx-h100"), is_gpu, driver="vfio-pci")
+    (gpu,) = gpus("hgx-h100", 1)
+    device = below_switch.find_device(gpu)
+    plan = planned(below_switch, SimulatedConfig(below_switch), device=gpu)
+    assert device is not None and (plan.device, plan.port) == (gpu, device.parent)
 
 
 def refuse(path: Path) -> Iterator[Path]:

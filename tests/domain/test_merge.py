@@ -201,6 +201,12 @@ def test_sizes_and_sets_are_stored_as_libvirt_prints_them() -> None:
         add_libvirt_parts(parse_document(tuning.encode(), "tuned"), now).to_bytes()
         == printed.encode()
     )
+    text = "<domain><cpu><topology sockets='1' cores='1' threads='1'{}/></cpu></domain>"
+    tuning = text.format("")
+    for dies, printed in ((1, text.format(" dies='1'")), (2, tuning)):  # 2 is an edit
+        now = parse_document(text.format(f" dies='{dies}'").encode(), "now")
+        parts = add_libvirt_parts(parse_document(tuning.encode(), "tuned"), now)
+        assert parts.to_bytes() == printed.encode()
 
 
 # Path of an element that has a name among its like, and the element, with {} for the name.

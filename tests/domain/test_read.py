@@ -373,6 +373,9 @@ def test_a_vcpu_without_a_pin_has_the_set_of_the_domain_or_floats() -> None:
     in_use = read_running_domain(domain(tune, vcpu="<vcpu cpuset='0-3'>2</vcpu>"), running=True)
     assert in_use.vcpu_pins == (CpuSet.parse("0-3"), CpuSet([7]))
     assert in_use.emulator_pus == CpuSet.parse("0-3")
+    threads = "<iothreads>2</iothreads><cputune><iothreadpin iothread='1' cpuset='7'/></cputune>"
+    in_use = read_running_domain(domain(threads, vcpu="<vcpu cpuset='0-3'>2</vcpu>"), running=True)
+    assert in_use.iothread_pus == (CpuSet([7]), CpuSet.parse("0-3"))
 
 
 def test_a_domain_holds_devices_that_its_guest_does_not_see() -> None:

@@ -395,6 +395,14 @@ def test_cells_are_read_by_their_ids() -> None:
     assert read_vm(swapped, "swapped").cells == read_vm(once, "once").cells
 
 
+def test_a_single_cell_keeps_its_distance_to_itself() -> None:
+    flat = rewrite(sample(DIMMS), hand_plan(read_vm(sample(DIMMS), "x"), "pin"))
+    own = re.sub(
+        rb"(<cell [^>]*)/>", rb"\1><distances><sibling id='0' value='10'/></distances></cell>", flat
+    )
+    assert own != flat and rewrite(own, hand_plan(read_vm(own, "x"), "pin")) == own
+
+
 def test_latencies_of_cells_that_stay_as_they_are_stay() -> None:
     xml, plan = planned("study", "pin-numa")
     latency = b"<latency initiator='0' target='0' type='access' value='5'/>"

@@ -105,7 +105,12 @@ def test_a_plan_for_another_document_is_refused_and_says_so() -> None:
     document = parse_document(sample("earlier-layout"), "x")
     present = read_vm(sample("earlier-layout"), "x").controllers
     assert edit_controllers(document, with_vm(plan, controllers=present)) is document
-    for change in ({"bus_nr": 201}, {"cell": 2}, {"address": GuestAddress(0, 0, 6, 0)}):
+    for change in (
+        {"bus_nr": 201},
+        {"cell": 2},
+        {"address": GuestAddress(0, 0, 6, 0)},
+        {"model": PortModel.ROOT_PORT},
+    ):
         moved = (*present[:2], structs.replace(present[2], **change), present[3])
         with pytest.raises(InputError, match="plan again"):
             edit_controllers(document, with_vm(plan, controllers=moved))
@@ -126,6 +131,9 @@ def test_apertures_are_at_least_as_large_as_asked_for() -> None:
     again = rewrite(after, hand_plan(read_vm(after, "x"), "pin", aperture=wider))
     assert again.count(b"<pcihole64") == 1
     assert b'<pcihole64 unit="GiB">2048</pcihole64>' in after
+    less = after.replace(b'"GiB">2048<', b'"MiB">2048<')
+    less = rewrite(less, hand_plan(read_vm(less, "x"), "pin", aperture=wider))
+    assert read_vm(less, "x").pcihole64_bytes == 4096 * GIB
     assert b'<maxphysaddr mode="emulate" bits="46"/>' in after
     assert b'<q:arg value="opt/ovmf/X-PciMmio64Mb,string=262144"/>' in after
     assert after.count(b"-fw_cfg") == 1
@@ -192,6 +200,13 @@ def test_an_amd_iommu_that_is_there_gets_what_255_vcpus_need() -> None:
         reject_older(many, (12, 1, 0), (10, 0, 0), iommu_model="amd")
     reject_older(many, (12, 2, 0), (10, 0, 0), iommu_model="amd")
     reject_older(many, (12, 1, 0), (10, 0, 0))
+
+
+@pytest.mark.parametrize(("layout", "count"), [("pin-numa", 1), ("pin", 0)])
+def test_initiators_stay_unless_they_name_a_cell_that_is_gone(layout: str, count: int) -> None:
+    acpi = b"<acpi nodeset='1'/>"
+    xml = sample("study").replace(b"</source>", b"</source>" + acpi, 1)
+    assert rewrite(xml, hand_plan(read_vm(xml, "x"), layout)).count(acpi) == count
 
 
 def test_a_host_device_that_the_plan_gives_up_goes() -> None:

@@ -252,6 +252,7 @@ def test_a_plan_of_another_version_is_refused_by_name() -> None:
         ({"vcpus": 10**12}, "vm.vcpus from 1 to"),
         ({"vcpus": 0}, "vm.vcpus from 1 to"),
         ({"vcpu_pins": ["0", None]}, "vm.vcpu_pins of each vCPU"),
+        ({"vcpu_pins": ["0"]}, "vm.vcpu_pins of each vCPU"),
         ({"binding": ["anywhere", "0"]}, "a mode in vm.binding"),
         ({"cpu_cache": "shared"}, "vm.cpu_cache of"),
         ({"controllers": [{"index": 1, "model": "pci-bridge"}]}, "models in vm.controllers"),

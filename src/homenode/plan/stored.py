@@ -48,7 +48,8 @@ def _check_vm(vm: Vm) -> Iterator[tuple[str, bool]]:
     yield "a layout in vm.record", vm.record is not None
     yield f"vm.vcpus from 1 to {MAX_VCPUS}", 1 <= vm.vcpus <= MAX_VCPUS
     pins = [pin for pin in vm.vcpu_pins if pin is not None]
-    yield "vm.vcpu_pins of each vCPU, or of none", not pins or len(pins) == len(vm.vcpu_pins)
+    are_all = len(vm.vcpu_pins) == vm.vcpus and len(pins) in (0, vm.vcpus)
+    yield "vm.vcpu_pins of each vCPU, or of none", are_all
     mode = None if vm.binding is None else vm.binding[0]
     yield (
         f"a mode in vm.binding of {', '.join(MemoryMode)}",
@@ -78,8 +79,8 @@ def read_plan_for(host: Host, text: bytes, source: str) -> Plan:
 def domain_of_plan(plan: Plan) -> RunningDomain:
     """Return the resources that the VM of a plan will use on its host.
 
-    Unbound memory counts on the vCPUs' nodes, in equal parts for each vCPU; with floating vCPUs it
-    may be on any node.
+    Unbound memory counts on the vCPUs' nodes, and memory of several nodes in equal parts; with
+    floating vCPUs unbound memory may be on any node.
     """
     return RunningDomain(
         name=plan.vm.name,

@@ -123,6 +123,11 @@ def _check_lists(ranges: ManualRanges, pins_all: bool) -> None:
             "CPU lists: missing CPUs of a node",
             hint="use --node-cpus once for each node, such as --node-cpus 0-27 --node-cpus 32-59",
         )
+    if ranges.sibling_pus and not pins_all:
+        raise UsageError(
+            "sibling lists: the layout pins one CPU of each core",
+            hint="omit --sibling-cpus, or use pin-numa-smt",
+        )
     if pins_all and len(ranges.sibling_pus) != len(ranges.node_pus):
         raise UsageError(
             f"sibling lists: expected {len(ranges.node_pus)}, one for each node, found "
@@ -132,14 +137,14 @@ def _check_lists(ranges: ManualRanges, pins_all: bool) -> None:
     for number, (pus, siblings) in enumerate(
         zip(ranges.node_pus, ranges.sibling_pus, strict=False)
     ):
-        if pins_all and len(pus) != len(siblings):
+        if len(pus) != len(siblings):
             raise UsageError(
                 f"node {number}: expected {plural(len(pus), 'sibling')} for {format_cpus(pus)}, "
                 f"found {len(siblings)} ({siblings})",
                 hint="list the sibling of each CPU, in the same order",
             )
     seen_pus = CpuSet()
-    for pus in (*ranges.node_pus, *(ranges.sibling_pus if pins_all else ())):
+    for pus in (*ranges.node_pus, *ranges.sibling_pus):
         duplicates = seen_pus & pus
         if duplicates:
             raise UsageError(

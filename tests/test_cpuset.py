@@ -44,6 +44,12 @@ def test_a_bad_list_is_refused_by_its_part(text: str) -> None:
         CpuSet.parse(text)
 
 
+@pytest.mark.parametrize("text", ["f_f", "+f", "0x0xff", "\uff11", "100000000", "g"])
+def test_a_bad_mask_is_refused(text: str) -> None:
+    with pytest.raises(ParseError):
+        CpuSet.parse_mask(text)
+
+
 def test_strides_and_exclusions_are_understood() -> None:
     assert list(CpuSet.parse("0-8:4, ^4")) == [0, 8]
 

@@ -3,6 +3,7 @@
 Each numbering of the host has a separate type of index.
 """
 
+import re
 from collections.abc import Iterable, Iterator
 from functools import lru_cache
 from typing import NewType
@@ -22,6 +23,7 @@ MAX_STRIDES = 64
 The limits also bound the cost of a list of megabytes."""
 
 _REMEMBERED_CHARS = 4096
+_MASK_GROUP = re.compile(r"(?:0x)?0*([0-9a-fA-F]{0,8})", re.ASCII)
 
 
 class CpuSet:
@@ -94,15 +96,11 @@ class CpuSet:
             raise ParseError(source, f"a mask of at most {MAX_CHARS} characters", text)
         bits = 0
         for part in text.strip().split(","):
-            digits = part.strip().removeprefix("0x")
+            match = _MASK_GROUP.fullmatch(part.strip())
+            if match is None:
+                raise ParseError(source, "groups of at most 8 hexadecimal digits", part)
             # hwloc leaves groups of zeros empty: "0x1,,0x0"
-            try:
-                value = int(digits, 16) if digits else 0
-            except ValueError:
-                raise ParseError(source, "32-bit groups of hexadecimal digits", part) from None
-            if not 0 <= value < 1 << 32:
-                raise ParseError(source, "at most 8 hexadecimal digits a group", part)
-            bits = bits << 32 | value
+            bits = bits << 32 | int(match[1] or "0", 16)
             if bits.bit_length() > MAX_PU_INDEX + 1:
                 raise ParseError(source, f"CPUs up to {MAX_PU_INDEX}", f"{text[:40]}")
         return cls.from_bits(bits)

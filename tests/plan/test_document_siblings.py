@@ -137,6 +137,14 @@ def test_a_vm_that_takes_the_last_core_by_siblings_hears_how_many_would_leave_it
     assert numbers(said.fix or "")[0] == 14
 
 
+@pytest.mark.parametrize(("reserved", "most"), [("", 6), ("0-2", 5), ("0-1", 6)])
+def test_of_whole_cores_those_that_are_reserved_do_not_count(reserved: str, most: int) -> None:
+    wanted = asking(request(8 if reserved else 12), reserved_pus=CpuSet.parse(reserved))
+    findings = place(R1900X, wanted).findings
+    (finding,) = (finding for finding in findings if finding.id == "document-siblings")
+    assert numbers(str(finding.fix)) == [most]
+
+
 @pytest.mark.parametrize(
     ("reserve", "cores"), [(0, 14), (1, 14), (2, 7), (3, 7)], ids=lambda one: str(one)
 )
@@ -220,6 +228,9 @@ def test_the_option_keeps_siblings_always_and_hidden_never() -> None:
         request_for(guest(8), always, EPYC)
     as_shown = PlanOptions("pin-numa-smt", document_siblings=DefinitionSiblings.ALWAYS)
     assert request_for(guest(8, 0), as_shown, EPYC).layout.name == "pin-numa"
+    # Of four siblings on the host the guest sees two.
+    kept = PlanOptions("pin", vcpus=6, siblings=Siblings.KEEP)
+    assert request_for(guest(4), kept, even_host(1, 1, 1, 8, 4)).vcpus == 6
 
 
 @pytest.mark.parametrize(("threads", "vcpus"), [(2, 16), (1, 32), (0, 32)])

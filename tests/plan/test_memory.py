@@ -113,6 +113,10 @@ def test_a_vm_that_nothing_binds_has_a_finding_as_soon_as_all_nodes_lack_a_mebib
     ):
         placement = place(even_host(1, memory_bytes=size), request)
         assert [finding.id for finding in placement.findings] == ids
+    for kind, is_short in ((MemoryKind.OTHER, False), (None, False), (MemoryKind.GPU, True)):
+        more = NodeSpec((), memory_bytes=64 * GIB, memory_kind=kind)
+        placement = place(host_of([NodeSpec(memory_bytes=GIB), more]), request)
+        assert [finding.id for finding in placement.findings] == ["memory-short"] * is_short
 
 
 @pytest.mark.parametrize(("free_pages", "ids"), [(2048, []), (2047, ["host-memory-taken"])])

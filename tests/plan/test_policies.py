@@ -161,6 +161,9 @@ def test_gpus_of_a_package_without_the_vm_are_named_in_each_layout(layout: str) 
     near = "info" if layout == "pin-bound" else "warning"
     assert [f.severity for f in away] == [near, "warning", "warning"]
     assert {f.fix for f in away} == {"a larger --max-nodes"}
+    nodes = tuple(replace(node, package=None) for node in host.nodes)  # not known
+    findings = place(replace(host, nodes=nodes), request).findings
+    assert {f.severity for f in findings if f.id == "gpu-away-from-home"} == {"warning"}
 
 
 def test_devices_of_many_packages_have_the_vm_on_each_of_them() -> None:

@@ -3,11 +3,13 @@ siblings for a VM whose definition shows siblings."""
 
 from collections.abc import Iterator, Sequence
 
+from msgspec.structs import replace
+
 from homenode.bdf import Bdf
 from homenode.cpuset import CpuSet, NodeIndex
 from homenode.findings import Finding, Severity, finding
 from homenode.machine.pci import DeviceKind
-from homenode.machine.topology import CoreKind, Host
+from homenode.machine.topology import CoreKind, Host, MemoryKind
 from homenode.plan.allocations import MAX_NAMED, Allocations, find_allocations
 from homenode.plan.device_findings import check_devices
 from homenode.plan.devices.brought import are_paired
@@ -22,6 +24,7 @@ from homenode.plan.memory import (
 from homenode.plan.placement import Placement
 from homenode.plan.request import GuestRequest
 from homenode.plan.search.ladder import Fallback, MemoryRule
+from homenode.plan.search.supply import free_cpus
 from homenode.text import format_cpus, format_nodes, plural, shorten_list
 from homenode.units import format_bytes
 from homenode.vm.layout import GuestCells, GuestPcie, MemoryBinding, Pinning, Siblings
@@ -51,7 +54,11 @@ def check_memory_short(host: Host, request: GuestRequest) -> Iterator[Finding]:
 
 
 def _free_pages(host: Host, request: GuestRequest, *, keeps_reserve: bool) -> int | None:
-    """Return the free pages of all nodes together; None if a node's are unknown."""
+    """Return the free pages of all nodes but GPUs' memory; None if a node's are unknown."""
+    bare = {n.index for n in host.nodes if not n.pus and n.memory_kind is not MemoryKind.GPU}
+    allowed_nodes = tuple(bare.union(request.options.memory_nodes_allowed))
+    options = replace(request.options, memory_nodes_allowed=allowed_nodes)
+    request = replace(request, options=options)
     memory = count_node_memory(host, request, keeps_reserve=keeps_reserve).values()
     page_counts = [node.pages for node in memory if node.pages is not None]
     return sum(page_counts) if page_counts and len(page_counts) == len(memory) else None
@@ -199,7 +206,7 @@ def _check_homes(
     """Yield findings on GPUs whose node has no vCPU; in a flat guest only of other packages."""
     mirrored = request.layout.pcie is GuestPcie.HOST
     package_of = {node.index: node.package for node in host.nodes if node.pus}
-    packages = {package_of.get(node) for node in nodes}
+    packages = {package_of.get(node) for node in nodes} - {None}
     limited = len(nodes) == request.options.max_nodes
     for gpu in host.devices_of_kind(DeviceKind.GPU):
         if nodes and gpu.bdf in devices and gpu.node in package_of and gpu.node not in nodes:
@@ -341,8 +348,9 @@ def _format_more_spans(host: Host, wide: Placement | None, narrow: Placement | N
 
 def _count_with_whole_cores(host: Host, request: GuestRequest) -> int:
     """Return the most vCPUs with a whole core each that leave the host more than its reserve."""
-    vcpu_cores = find_allocations(host, request).vcpu_cores
-    free = [core for core in host.cores if core.pus.isdisjoint(vcpu_cores)]
-    fast = [core for core in free if core.kind is not CoreKind.EFFICIENCY]
-    cores = request.host_reserve.cores + 1
-    return max(0, min(len(free) - cores, len(free if request.options.mixed_kinds else fast)))
+    allocations = find_allocations(host, request)
+    free = free_cpus(host, request, allocations)
+    whole = [core.kind for core in host.cores if core.pus <= free.pus]
+    weak_count = 0 if request.options.mixed_kinds else whole.count(CoreKind.EFFICIENCY)
+    cores = free.cores_without_vcpus - request.host_reserve.cores - 1
+    return max(0, min(cores, len(whole) - weak_count))

@@ -179,7 +179,8 @@ def request_for(guest: Vm, options: PlanOptions, host: Host | None) -> GuestRequ
     if guest.threads_per_core > 1 and (as_document or exposed):
         most_threads = guest.threads_per_core
     cores = host.cores if host and layout.siblings is Siblings.EXPOSED else ()
-    _check_counts(options, max((len(core.pus) for core in cores), default=1))
+    widest = max((len(core.pus) for core in cores), default=1)
+    _check_counts(options, min(widest, most_threads or widest))
     _check_page_size(options, guest)
     _check_pus(options, layout, host)
     _check_replaced(options, host)

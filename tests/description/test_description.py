@@ -27,6 +27,8 @@ cores_per_package = 2
 threads_per_core = 2
 memory_per_node = "8GiB"
 """
+HYBRID = """core_groups = [{ kind = "performance", cores = 2, threads_per_core = 2 },
+ { kind = "efficiency", cores = 2 }]"""
 
 
 def host_of(text: str) -> Host:
@@ -75,17 +77,16 @@ def test_smt_may_be_off_in_one_package() -> None:
 
 
 def test_hybrid_cores_have_kinds() -> None:
-    host = host_of(
-        'name = "hybrid"\nmemory_per_node = "1GiB"\nnumbering = "siblings-adjacent"\n'
-        'core_groups = [{ kind = "performance", cores = 2, threads_per_core = 2 },'
-        ' { kind = "efficiency", cores = 2 }]'
-    )
+    text = f'name = "hybrid"\nmemory_per_node = "1GiB"\nnumbering = "siblings-adjacent"\n{HYBRID}'
+    host = host_of(text)
     assert [(core.kind, str(core.pus)) for core in host.cores] == [
         (CoreKind.PERFORMANCE, "0-1"),
         (CoreKind.PERFORMANCE, "2-3"),
         (CoreKind.EFFICIENCY, "4"),
         (CoreKind.EFFICIENCY, "5"),
     ]
+    wide = host_of(f"{text}\n[[package]]\nindex = 0\nthreads_per_core = 4")
+    assert [len(core.pus) for core in wide.cores] == [2, 2, 4, 4]
 
 
 def test_a_node_may_span_packages_and_a_cache_may_span_nodes() -> None:
@@ -235,6 +236,9 @@ def test_virtual_functions_follow_their_physical_function() -> None:
         ("distances = { same_package = 10 }", "same_package: expected int >= 11, found 10"),
         ("hugepages_per_node = { '1GiB' = 9 }", "expected huge pages within 8589934592 bytes"),
         ("hugepages_per_node = { '3MiB' = 1 }", "a power of two"),
+        ("[[node]]\nindex = 2\nhugepages = { '2MiB' = 1 }", "huge pages within 0 bytes"),
+        ("packages_per_node = 2\n[[node]]\nindex = 0\ncores = 1", "a node that spans packages"),
+        (f"[[package]]\nindex = 1\ncores = 2\n{HYBRID}", "package[0].core_groups: expected no"),
         ("hugepages_per_node = { '2MiB' = 1, '2048KiB' = 1 }", "expected each page size once"),
         ("[expect]\npus = 9", "expect.pus: expected 8, found 9"),
         ("[settings]\nqemu = '8.2'", "settings.qemu: expected a version such as"),

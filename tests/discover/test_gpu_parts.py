@@ -66,12 +66,12 @@ device = 0x74a1
 driver = "amdgpu"
 divided_by = "partition"
 parts = ["CPX"]
-memory_mode = "NPS4"
+memory_mode = "NPS1"
 
 [[root]]
 node = [0, 1]
 bus = [0x10, 0x80]
-ports = ["mig", "vgpu", "mdev", "t4", "cpx", "gpu"]
+ports = ["mig", "vgpu", "mdev", "t4", { model = "cpx", memory_mode = "NPS4" }, "gpu"]
 """
 T4 = ("00000000-1400-4000-8000-000000000000", "00000000-1400-4000-8000-000000000001")
 

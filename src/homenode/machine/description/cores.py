@@ -124,20 +124,20 @@ def _list_package_cores(
     """Return the cores of one package, from [[package]], else from the file's keys."""
     cores = override.cores if override is not None else None
     groups_of = override if override is not None and override.core_groups is not None else file
-    if groups_of.core_groups is not None and cores is None:
-        if file.cores_per_package is not None:
-            raise file.make_error("core_groups", "no cores_per_package next to it", "both")
+    threads = (override and override.threads_per_core) or file.threads_per_core
+    if groups_of.core_groups is not None and (cores is None or groups_of is override):
+        if cores is not None or file.cores_per_package is not None:
+            raise groups_of.make_error("core_groups", "no number of cores next to it", "both")
         parts: list[tuple[CoreKind | None, int]] = []
         for group in groups_of.core_groups:
             if len(parts) > MAX_PUS:
                 raise groups_of.make_error("core_groups", f"at most {MAX_PUS} cores", "more")
-            parts += [(group.kind, group.threads_per_core or file.threads_per_core)] * group.cores
+            parts += [(group.kind, group.threads_per_core or threads)] * group.cores
     else:
         count = cores or file.cores_per_package
         if count is None:
             raise file.make_error("cores_per_package", "how many cores each package has", None)
-        threads = override.threads_per_core if override is not None else None
-        parts = [(None, threads or file.threads_per_core)] * count
+        parts = [(None, threads)] * count
     if len({kind for kind, _ in parts}) == 1 and parts[0][0] is not None:
         raise groups_of.make_error("core_groups", "groups of both kinds", "one kind only")
     if not parts:
@@ -155,6 +155,8 @@ def _count_node_cores(
 ) -> list[int]:
     """Return the cores of each of a package's nodes: as in [[node]]; other nodes share the rest."""
     if not alone:
+        if nodes[0] in shares:
+            raise file.make_error("node", "no cores of a node that spans packages", shares)
         return [cores]
     cores_of_node = {node: shares[node] for node in nodes if node in shares}
     free_cores, free_nodes = cores - sum(cores_of_node.values()), len(nodes) - len(cores_of_node)
@@ -262,7 +264,7 @@ def parse_node(
     own_pools = table.hugepages is not None
     key = table.name_of("hugepages") if own_pools else "hugepages_per_node"
     pages_of_size = table.hugepages if table.hugepages is not None else file.hugepages_per_node
-    pools = _page_pools(file.source, key, pages_of_size) if memory else ()
+    pools = _page_pools(file.source, key, pages_of_size) if memory or own_pools else ()
     reserved_bytes = sum(pool.page_bytes * pool.total_pages for pool in pools)
     if reserved_bytes > memory:
         expected = f"huge pages within {memory} bytes of node {index}"

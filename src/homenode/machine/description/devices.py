@@ -333,12 +333,7 @@ class _Elements(Struct, frozen=True):
             vfs = table.check_bounds("vfs", table.vfs, 0, model.total_vfs or 0)
         if table.divided_by is not None or table.parts is not None:
             parts = check_division(table, model.kind, vfs)
-            model = replace(
-                model,
-                divided_by=table.divided_by,
-                parts=parts,
-                memory_mode=table.memory_mode,
-            )
+            model = replace(model, divided_by=table.divided_by, parts=parts)
         _check_part_count(table, model.divided_by, model.parts, vfs)
         return Endpoint(
             location=table.location,
@@ -348,6 +343,7 @@ class _Elements(Struct, frozen=True):
                 trained=_link(table.trained) or model.trained,
                 driver=model.driver if table.driver is None else table.driver or None,
                 vfs=vfs,
+                memory_mode=table.memory_mode or model.memory_mode,
             ),
             functions=tuple(self.models[function] for function in model.functions),
             name=table.name,

@@ -13,13 +13,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
+from homenode.bdf import Bdf
 from homenode.check.doctor.diagnosis import diagnose
 from homenode.decide.machine_facts import collect_run_facts
 from homenode.decide.recommendation import ReasonId, decide
 from homenode.decide.sentences import choose_by_results
 from homenode.findings import Finding, Severity
 from homenode.machine.description.parse import list_shipped_hosts
-from homenode.machine.pci import DeviceKind, PciDevice, has_verbs
+from homenode.machine.pci import MELLANOX, DeviceKind, PciDevice, has_verbs
 from homenode.machine.topology import Host, PagePool
 from homenode.objective import Objective
 from homenode.plan.auto import build_host_inputs, resolve_layout
@@ -42,11 +43,11 @@ from homenode.vm.layout import (
 )
 from homenode.vm.model import PortModel
 from homenode.vm.plan import Unplannable
-from homenode.vm.plan_options import DeviceLocality, MemoryMode, PlanOptions
+from homenode.vm.plan_options import DeviceLocality, MemoryMode, PciGranularity, PlanOptions
 from homenode.vm.sources import load_host
 from tests.seeds import part
 from tests.simulated_runs import simulated_run
-from tests.small_hosts import DeviceSpec, NodeSpec, host_of, small_guest
+from tests.small_hosts import DeviceSpec, NodeSpec, even_host, host_of, small_guest
 
 DOCUMENT = (
     (Path(__file__).parents[2] / "demo" / "gpu-vm.xml")
@@ -168,6 +169,17 @@ def test_gpus_and_rdma_nics_of_one_switch_stay_pairs_in_the_guest_and_no_others_
     ]
     assert bool(upstreams) is bool(pairs)
     assert all(switch_of[gpu] == switch_of[nic] is not None for gpu, nic in pairs)
+
+
+def test_a_virtual_function_whose_physical_function_is_not_listed_has_its_own_switch() -> None:
+    specs = (("01:00.0", DeviceKind.GPU), ("02:00.1", DeviceKind.NIC))
+    host = even_host(2, devices=[DeviceSpec(bdf, 0, kind, 0, 1) for bdf, kind in specs])
+    gpu, nic, *ports = host.pci_devices
+    nic = replace(nic, vendor_id=MELLANOX, physical_function=Bdf.parse("09:00.0"))
+    host = replace(host, pci_devices=(gpu, nic, *ports))
+    options = PlanOptions("auto", devices=(gpu.bdf, nic.bdf))
+    resolved = resolve_layout(small_guest(), options, host).options
+    assert resolved.pci_granularity is PciGranularity.SWITCH
 
 
 @pytest.mark.parametrize("name", list_shipped_hosts())

@@ -129,6 +129,7 @@ def test_the_fingerprint_knows_topology_and_nothing_else() -> None:
         pci_devices=tuple(sorted((*others, idle), key=lambda d: d.bdf)),
     )
     assert same.fingerprint == host.fingerprint
+    assert host.has_fingerprint(host.fingerprint[:16]) and not host.has_fingerprint("")
     moved = structs.replace(device, node=None)
     for other in (
         structs.replace(host, distances=None),

@@ -7,8 +7,9 @@ import pytest
 from homenode.bdf import Bdf
 from homenode.cpuset import CpuSet
 from homenode.errors import NotKnownError, ParseError
+from homenode.findings import Gap
 from homenode.machine.tools.xl_info import parse
-from homenode.machine.topology import reject_unshown
+from homenode.machine.topology import make_empty_host, reject_unshown
 from homenode.vm.sources import load_host
 from tests.mutations import MUTATIONS, survives
 
@@ -46,6 +47,8 @@ def test_lspci_completes_the_host_with_gpus_on_their_nodes(tmp_path: Path) -> No
     with pytest.raises(NotKnownError) as raised:
         reject_unshown(alone, "PCI")
     assert "--lspci" in str(raised.value.hint)
+    with pytest.raises(NotKnownError):
+        reject_unshown(make_empty_host("none", (Gap("memory", "not shown"),)), "memory")
     host = load_host(str(tmp_path / "host.txt"), lspci=tmp_path / "lspci.txt")
     assert [(node.pus, node.memory_bytes) for node in host.nodes] == [
         (CpuSet([0, 1]), 32 << 30),

@@ -28,7 +28,7 @@ from homenode.machine.settings import HostSettings
 class HostReserve(Struct, frozen=True):
     """Resources that a placement leaves to the host unless nothing else fits."""
 
-    cores: int = 1  # whole cores of the host without vCPUs, whosever
+    cores: int = 1  # whole cores of the host without a vCPU of any VM
     # of each node; None = the larger of 2 GiB and 2 % of the node. What QEMU needs for the VM comes
     # on top.
     memory_bytes: int | None = None
@@ -224,21 +224,20 @@ def find_nearest_cpu_nodes(
 
 
 class Host(Struct, frozen=True, dict=True):
-    """A machine."""
+    """A machine. Its parts ascend by index, PCI devices by address."""
 
     name: str
     architecture: str | None
     cpu: CpuModel
-    packages: tuple[Package, ...]  # each ascending by index, Bdf for devices
-    nodes: tuple[NumaNode, ...]  # each ascending by index, Bdf for devices
-    # shape (nodes, nodes), [from][to] in the order of `nodes`; SLIT, 10 = local; None if it is
-    # missing. cores and llcs hold online CPUs only.
+    packages: tuple[Package, ...]
+    nodes: tuple[NumaNode, ...]
+    # shape (nodes, nodes), [from][to] in the order of `nodes`; SLIT, 10 = local; None if missing
     distances: tuple[tuple[int, ...], ...] | None
-    llcs: tuple[Llc, ...]  # each ascending by index, Bdf for devices
-    cores: tuple[Core, ...]  # each ascending by index, Bdf for devices
-    pus: tuple[Pu, ...]  # each ascending by index, Bdf for devices
+    llcs: tuple[Llc, ...]  # of online CPUs
+    cores: tuple[Core, ...]  # of online CPUs
+    pus: tuple[Pu, ...]
     root_complexes: tuple[RootComplex, ...] = ()
-    pci_devices: tuple[PciDevice, ...] = ()  # each ascending by index, Bdf for devices
+    pci_devices: tuple[PciDevice, ...] = ()
     links: tuple[DeviceLink, ...] = ()
     domains: tuple[RunningDomain, ...] = ()
     settings: HostSettings = HostSettings()
@@ -354,7 +353,7 @@ class Host(Struct, frozen=True, dict=True):
         """Return whether a fingerprint, or the start of one, is that of the host. None = unknown:
         it differs, and the host's source shows no NUMA nodes or PCI functions, as in a container.
         """
-        if self.fingerprint.startswith(fingerprint):
+        if fingerprint and self.fingerprint.startswith(fingerprint):
             return True
         return None if self.nodes_assumed or not self.pci_devices else False
 
@@ -399,7 +398,7 @@ class Host(Struct, frozen=True, dict=True):
     def switch_above(self, bdf: Bdf) -> Bdf | None:
         """Return the upstream port of the lowest PCIe switch above a function, else None. Functions
         with the same answer talk to each other without passing a root complex."""
-        for bridge in self.bridges_above(bdf):
+        for bridge in self.ports_above(self.device_at[bdf]):
             if bridge.bridge and bridge.bridge.port_type is PortType.SWITCH_UPSTREAM:
                 return bridge.bdf
         return None
@@ -460,7 +459,7 @@ class HostSummary(Struct, frozen=True):
 
 
 def summarise(host: Host) -> HostSummary:
-    """Return counts of a host. memory_bytes is None if any node's is unknown, or no node is."""
+    """Return counts of a host. memory_bytes is None if a node's is unknown, or without nodes."""
     sizes = [node.memory_bytes for node in host.nodes]
     known_sizes = [size for size in sizes if size is not None]
     kinds = [device.kind for device in host.pci_devices if device.physical_function is None]
@@ -519,7 +518,7 @@ def reject_unshown(host: Host, *parts: HostPart) -> None:
     shown_parts: dict[str, object] = {
         "CPUs": host.pus,
         "cores": host.cores,
-        "memory": all(node.memory_bytes is not None for node in host.nodes),
+        "memory": host.nodes and all(node.memory_bytes is not None for node in host.nodes),
         # a list of addresses and nodes, as from Xen, does not have the kinds of devices
         "PCI": any(device.kind is not DeviceKind.OTHER for device in host.pci_devices),
     }

@@ -145,7 +145,7 @@ def find_allocations(host: Host, request: GuestRequest) -> Allocations:
             gaps.append(
                 Gap(
                     f"load of domain {domain.name!r}",
-                    f"{floats} of its vCPUs float, so they count as load on every node",
+                    f"{floats} of its vCPUs float: they may run on every CPU, also of this VM",
                 )
             )
         if domain.memory_bytes and not domain.memory_bound:

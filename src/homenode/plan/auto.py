@@ -214,7 +214,7 @@ def _has_pairs(guest: Vm, options: PlanOptions, host: Host) -> bool:
 
     def switches(kind: DeviceKind, brought: object) -> set[Bdf | None]:
         return {
-            host.switch_above(device.physical_function or device.bdf)
+            host.switch_above(device.bdf)
             for device in host.devices_of_kind(kind)
             if (brought or device.bdf in devices) and (kind is DeviceKind.GPU or has_verbs(device))
         }

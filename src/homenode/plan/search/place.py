@@ -190,7 +190,7 @@ class _LadderSearch:
     def _record_miss(self, attempt: Attempt) -> None:
         if self.brief:
             return
-        if all(attempt.cores != rejection.cores for rejection, _ in self.misses):
+        if all(attempt.cores != missed.cores for missed, _ in self.misses):
             self.rejections += judge_single_nodes(attempt)
         host_rejection = judge_whole_host(attempt)
         self.misses.append((attempt, host_rejection))

@@ -306,7 +306,7 @@ class PlacementSearch(Struct, frozen=True, kw_only=True, dict=True):
 
     @cached_property
     def _supplies(self) -> Callable[[bool, Grouping], tuple[Supply, ...]]:
-        """Return the supply of each node with CPUs, including cores that the host keeps."""
+        """The supply of each node with CPUs, by (whether the host keeps its core, grouping)."""
         free = self.free
         return cache(
             lambda keeps_core, grouping: tuple(
@@ -316,7 +316,7 @@ class PlacementSearch(Struct, frozen=True, kw_only=True, dict=True):
 
     @cached_property
     def _memory(self) -> Callable[[bool], dict[NodeIndex, NodeMemory]]:
-        """Return the supply of each node, including memory that the host keeps."""
+        """The memory of each node, by whether the host keeps its reserve."""
         host, request = self.host, self.request
         return cache(lambda keeps: count_node_memory(host, request, keeps_reserve=keeps))
 

@@ -245,23 +245,20 @@ def make_error(
     cause = next(iter(unique), None)
     if misses:
         of_cores = ("cores", "pus", "host-core")
-        nearest = max(
-            misses, key=lambda rejection: sum(rejection[0].supply[1:]) * rejection[0].vcpus_of_group
-        )
-        first, miss = next(
-            (rejection for rejection in misses if rejection[1].constraint not in of_cores), nearest
-        )
-        cause = miss
+        nearest = max(misses, key=lambda miss: sum(miss[0].supply[1:]) * miss[0].vcpus_of_group)
+        of_others = (miss for miss in misses if miss[1].constraint not in of_cores)
+        first, rejection = next(of_others, nearest)
+        cause = rejection
         problem, also = first.problem, ""
-        if miss.hint is None and not (count := _find_most_vcpus(first, problem)):
+        if rejection.hint is None and not (count := _find_most_vcpus(first, problem)):
             problem = replace(
                 _change_memory(first, min(GIB, request.memory_bytes)), device_pages=()
             )
             count, also = _find_most_vcpus(first, problem), " and less memory"
-        if miss.hint is None and count:
+        if rejection.hint is None and count:
             with_siblings = " --keep-vcpus" if request.keep_vcpus else ""
-            cause = replace(miss, hint=f"--vcpus {count}{with_siblings}{also}")
-        unique = tuple(cause if rejection == miss else rejection for rejection in unique)
+            cause = replace(rejection, hint=f"--vcpus {count}{with_siblings}{also}")
+        unique = tuple(cause if other == rejection else other for other in unique)
     reason = "no core is free" if cause is None else cause.detail
     is_memory = misses and cause is not None and cause.constraint in ("memory", "pages")
     if free_text := _free_memory(first) if is_memory else None:

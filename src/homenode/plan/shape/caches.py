@@ -265,6 +265,9 @@ def _group_vcpus(topology: GuestTopology, key: Callable[[int], int]) -> Groups:
     return tuple(map(CpuSet, groups.values()))
 
 
+_SHOWN = 8  # LLCs that a finding names
+
+
 def _report_hidden_l3(shared_llcs: SharedLlcs | None, *, is_told: bool) -> Finding:
     if shared_llcs is None:
         reason = "the LLCs under the vCPUs are not known, or a vCPU may run on several"
@@ -284,6 +287,3 @@ def _report_hidden_l3(shared_llcs: SharedLlcs | None, *, is_told: bool) -> Findi
         observed=f"{reason}, {text}",
         severity=Severity.WARNING if is_told else Severity.INFO,
     )
-
-
-_SHOWN = 8

@@ -48,7 +48,7 @@ def choose_numbering(
     request: GuestRequest, placement: Placement, *, may_share_sockets: bool
 ) -> VcpuNumbering:
     """Return the numbering for a placement with its vCPUs cell by cell. may_share_sockets: sockets
-    may hold parts of several cells. Raises InputError as cell_counts."""
+    may hold parts of several cells. Raises InputError as count_cell_vcpus."""
     counts = count_cell_vcpus(request, placement)
     offline = list_offline_vcpus(request, sum(counts))
     runs = _SocketAssignment(tuple(_list_runs(counts)), None)

@@ -368,11 +368,12 @@ class _PcieBuild:
     def number_buses(self) -> tuple[GuestPciController, ...]:
         """Return the expander buses of cells and all ports below them, by index, with bus windows.
         Raises Unplannable if bus numbers run out."""
-        trees: dict[int, list[int]] = {i: [] for i, c in self.controllers.items() if _is_bus(c)}
+        buses = (i for i, bus in self.controllers.items() if bus.model == EXPANDER)
+        trees: dict[int, list[int]] = {index: [] for index in buses}
         for index, controller in self.controllers.items():
             bus = None if controller.address is None else controller.address.bus
             expander = None if bus is None else expander_above(self.controllers, bus)
-            if expander is not None and not _is_bus(controller):
+            if expander is not None and index not in trees:
                 trees[expander.index].append(index)
         cell_buses = [i for i in trees if self.controllers[i].cell is not None]
         cell_buses.sort(key=lambda i: (self.controllers[i].cell, i))
@@ -477,10 +478,6 @@ class _PcieBuild:
         self.controllers[index] = GuestPciController(index, model, at, cell=cell, existing=False)
         self._slots.setdefault(parent, set()).add(slot)
         return index
-
-
-def _is_bus(controller: GuestPciController) -> bool:
-    return controller.model == EXPANDER
 
 
 def _assign_bus_numbers(

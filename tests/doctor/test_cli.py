@@ -419,8 +419,14 @@ def test_the_first_line_keeps_the_letters_of_a_setting() -> None:
     assert first == "h: 1 critical: SelectType is not select/cons_tres"
 
 
-def lines(findings: Findings, *, explain: bool = False) -> list[str]:
-    parts = format_findings(findings, "h", explain=explain).parts
+def test_an_answer_of_its_own_counts_what_is_unknown() -> None:
+    memory = finding("huge-pages-short", "node 0", "2", "1", severity=Severity.INCONCLUSIVE)
+    findings = Findings(checked=("memory",), findings=(memory,))
+    assert lines(findings, answer="h matches the plan")[0] == "h matches the plan, 1 unknown"
+
+
+def lines(findings: Findings, *, explain: bool = False, answer: str | None = None) -> list[str]:
+    parts = format_findings(findings, "h", answer=answer, explain=explain).parts
     return [format_plain(part.words) for part in parts if isinstance(part, Text)]
 
 

@@ -140,11 +140,10 @@ def _answer(findings: Findings, subject: str, answer: str | None) -> str:
         reason = f": {findings.not_checked[0]}" if findings.not_checked else ""
         return f"nothing was checked{reason}" if reason else f"{subject}: nothing was checked"
     open_ = sum(finding.severity is Severity.INCONCLUSIVE for finding in findings.findings)
-    counts = f"0 findings{f', {open_} unknown' if open_ else ''}"
-    text = f"{subject}: {counts}"
-    if not findings.not_read:
-        return answer or text
-    return f"{text}, but VMs were not checked"
+    unknown = f", {open_} unknown" if open_ else ""
+    if findings.not_read:
+        return f"{subject}: 0 findings{unknown}, but VMs were not checked"
+    return f"{answer or f'{subject}: 0 findings'}{unknown}"
 
 
 def _format_headline(subject: str, group: Group, counts: str) -> str:

@@ -285,7 +285,8 @@ def capture_hosts(
 ) -> CapturedHosts:
     """Read hosts into NAME.json of the directory, for this user alone. Each is written as soon as
     it was read: after an interruption the same call reads the missing hosts. server_of: by name.
-    overwrite: also read hosts that the directory has. Raises HostError if it cannot be written."""
+    overwrite: also read hosts that the directory has. Raises HostError for the directory, OSError
+    for a file in it."""
     try:
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
     except OSError as error:

@@ -4,7 +4,7 @@ import math
 import random
 import statistics
 from collections.abc import Sequence
-from itertools import combinations
+from itertools import combinations, permutations
 
 import pytest
 from msgspec.structs import replace
@@ -271,6 +271,20 @@ def test_the_error_of_two_is_that_of_welch_and_in_rounds_that_of_the_pairs() -> 
     spread = statistics.stdev(b - a for a, b in zip(_QUIET, _SHIFTED, strict=True))
     assert paired is not None and paired.freedom == 3
     assert paired.error == pytest.approx(spread / math.sqrt(4))
+
+
+@pytest.mark.parametrize(("off", "inner"), [(0.01, 0.0), (0.001, 3e-4)])
+def test_the_error_of_three_in_six_rounds_is_that_of_a_two_way_analysis(
+    off: float, inner: float
+) -> None:
+    """Each is as far from its rounds as the others, so no variance changes by theirs."""
+    by_round = permutations((off, -off, 0.0))
+    logs = [[value + n / 10 for value in values] for n, values in enumerate(by_round)]
+    made = [_series(one, in_rounds=True) for one in zip(*logs, strict=True)]
+    made[2] = replace(made[2], inner_variance=inner)
+    interval = compute_interval(made[0], made[1], neighbours=made[2:])
+    variance = inner / 3 or 12 * off**2 / (2 * 5)
+    assert interval is not None and interval.error == pytest.approx(math.sqrt(2 * variance / 6))
 
 
 def test_what_varies_more_counts_up_to_six_times_the_noise() -> None:

@@ -182,10 +182,12 @@ def test_the_same_stands_against_a_restore() -> None:
     ids = {
         restoring: [
             kind
-            for kind, *_ in find_obstacles(state, WITH_GPU, {"s": b""}, URI, restoring=restoring)
+            for kind, *_ in find_obstacles(state, WITH_GPU, {"-s": b""}, URI, restoring=restoring)
         ]
         for restoring in (False, True)
     }
+    *_, (_, _, hint) = find_obstacles(state, WITH_GPU, {"-s": b""}, URI, restoring=True)
+    assert hint.endswith(f" snapshot-delete {UUID} -- -s")
     assert ids[True] == ids[False] == ["transient", "running", "managed-save", "snapshot"]
 
 
@@ -298,6 +300,7 @@ def test_what_libvirt_refuses_leaves_the_old_definition(daemon: StandIn, root: P
     with pytest.raises(HostError, match="virsh define at qemu:///system: Failed to define"):
         apply(root)
     assert daemon.definition() == ORIGINAL
+    assert DomainStore(root, URI, UUID).journal.to_undo() == ()
     (daemon.state / "refuses").unlink()
     apply(root)
     daemon.put("refuses", "")
@@ -537,6 +540,7 @@ def test_live_pins_leave_offline_vcpus_and_say_where_memory_stays(daemon: StandI
     moved = preview_live_pins(Virsh(URI), NAME, tuned("pin", narrow))
     assert moved.strangers == CpuSet([0, 2, 3])
     assert {pin.number for pin in moved.after if pin.kind == "vcpu"} == {0, 1, 2}
+    assert not preview_live_pins(Virsh(URI), NAME, tuned("pin")).strangers  # it is not bound
 
 
 def test_a_pin_that_libvirt_refuses_takes_the_others_back(daemon: StandIn, root: Path) -> None:

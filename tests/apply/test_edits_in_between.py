@@ -226,6 +226,20 @@ def test_an_edit_of_what_the_layout_set_is_a_conflict_by_name(
     assert place in conflicts(daemon, tmp_path, before, after)
 
 
+def test_a_device_on_a_bus_of_the_layout_is_named_before_it_moves(
+    daemon: StandIn, tmp_path: Path
+) -> None:
+    daemon.put_definition(with_devices(daemon.definition()))
+    apply(tmp_path, "pin-numa-pci")
+    now = daemon.definition()
+    bus = re.findall(rb"index='(\d+)' model='pcie-expander-bus'", now)[0]
+    nic = b"<interface type='user'><mac address='52:54:00:00:00:01'/><address type='pci' bus='%b'"
+    end = b" slot='0x1f'/></interface></devices>"
+    daemon.put_definition(now.replace(b"</devices>", nic % bus + end))
+    moved = preview_restore(Virsh(URI), NAME, tmp_path, keep_edits=True).moved
+    assert moved == ("<interface>[52:54:00:00:00:01]",)
+
+
 def test_a_domain_that_was_renamed_keeps_its_name(daemon: StandIn, tmp_path: Path) -> None:
     apply(tmp_path, "pin-numa")
     daemon.put("name", "renamed")

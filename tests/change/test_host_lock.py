@@ -17,8 +17,12 @@ from unittest.mock import patch
 import pytest
 
 from homenode.change import journal
-from homenode.change.apply.store import journals_of_domains
+from homenode.change.apply.definition import forget_original
+from homenode.change.apply.live_pins import apply_live_pins, restore_live_pins
+from homenode.change.apply.store import PIN, DomainStore, journals_of_domains
 from homenode.change.journal import (
+    ChangeEntry,
+    ChangeState,
     OpenChange,
     default_root,
     lock_host,
@@ -248,6 +252,15 @@ def test_who_waits_names_the_holder_and_gives_up(
             assert "to finish changing this host" in terminal.getvalue()
             terminal.truncate(0)
         assert host.pins() == []
+        store = DomainStore(default_root(), URI, uuid_of(0))
+        store.journal.write(ChangeEntry(what=ChangeState.DONE, kind=PIN, subject=uuid_of(0)))
+        for work in (
+            forget_original,
+            restore_live_pins,
+            lambda virsh, name, root: apply_live_pins(virsh, name, ORIGINAL, root),
+        ):
+            with pytest.raises(HostError, match=r"homenode apply other.*0\.2 s"):
+                work(Virsh(URI), "vm0", default_root())
         # A dry run does not wait.
         with patch(
             "homenode.vm.daemon_host._read_this_machine", lambda: load_host(str(host.directory))

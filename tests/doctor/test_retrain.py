@@ -137,9 +137,10 @@ def test_a_fast_link_with_a_low_target_gets_the_target_and_no_training(
     plan, _ = carried_out(space)
     space.spaces[plan.port][LINK_CONTROL_2] = 0x42
     space.accesses.clear()
-    _, result = carried_out(space)
+    journal = MemoryJournal()
+    _, result = carried_out(space, journal)
     assert [(a.offset, a.value & 0xFF) for a in space.writes] == [(LINK_CONTROL_2, 0x44)]
-    assert result.findings == ()
+    assert result.findings == () and journal.open_entry is None
 
 
 @pytest.mark.parametrize("target", [5, 6])
@@ -242,6 +243,7 @@ def test_a_journal_on_disk_keeps_what_was_found_and_refuses_rubbish(tmp_path: Pa
     assert open_retrain(journal) is None
     with pytest.raises(PowerCutError):
         RetrainStep(plan, space, wait=no_wait).do(journal.write)
+    (tmp_path / "retrain" / "note").touch()
     (kept,) = retrain_journals(directory)
     entry = open_retrain(kept)
     assert entry is not None and (entry.subject, entry.before) == (str(plan.port), "0x1042")
@@ -310,6 +312,10 @@ def test_processes_that_hold_a_group_are_found(
     with monkeypatch.context() as hidden:
         listed = Path.iterdir
         hidden.setattr(Path, "iterdir", lambda p: (refuse if p.name == "fd" else listed)(p))
+        assert holders(device) is None
+    with monkeypatch.context() as hidden:
+        read = Path.readlink
+        hidden.setattr(Path, "readlink", lambda p: (refuse if p.parent.name == "fd" else read)(p))
         assert holders(device) is None
     # In a container the host's processes are out of sight.
     (tmp_path / "self" / "ns" / "pid").unlink()

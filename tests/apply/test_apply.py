@@ -195,7 +195,7 @@ def test_kept_edits_are_the_original_as_libvirt_printed_them(daemon: StandIn, ro
     apply(root)
     daemon.put_definition(daemon.definition().replace(b"<os>", b"<title>a</title>\n  <os>"))
     daemon.put("drops", "<iothreads>")
-    restore_definition(Virsh(URI), NAME, root, keep_edits=True)
+    assert not restore_definition(Virsh(URI), NAME, root, keep_edits=True).exact
     assert b"<title>" in daemon.definition() and b"<iothreads>" not in daemon.definition()
     assert read_saved_original(Virsh(URI), NAME, root) == Virsh(URI).read_definition(UUID)
 
@@ -314,10 +314,13 @@ def test_what_libvirt_refuses_leaves_the_old_definition(daemon: StandIn, root: P
 
 
 def test_what_libvirt_drops_silently_is_noticed_and_undone(daemon: StandIn, root: Path) -> None:
-    daemon.put("drops", "emulatorpin")
-    with pytest.raises(HostError, match=r"<emulatorpin>: .* became not pinned"):
+    daemon.put("drops", r"\(emulator\|iothread\)pin")
+    dropped = r"<emulatorpin>: .* became not pinned; .*<iothreadpin>"
+    with pytest.raises(HostError, match=dropped) as caught:
         apply(root)
     assert daemon.definition() == ORIGINAL
+    stored = Path((caught.value.hint or "").rpartition(" ")[2]).read_bytes()
+    assert b"<vcpupin" in stored and b"<emulatorpin" not in stored
 
 
 def test_what_libvirt_did_and_dropped_before_it_was_lost_is_undone(
@@ -502,13 +505,17 @@ def test_live_pins_move_the_threads_alone_and_restore_puts_them_back(
     assert commands[-2:] == [["emulatorpin", UUID, "0-7"], ["iothreadpin", UUID, "1", "0-7"]]
     again = apply_live_pins(Virsh(URI), NAME, tuned("pin"), root)
     assert again.after == ()
+    journal = DomainStore(root, URI, UUID).journal
+    journal.write(entry.with_state(ChangeState.BEGIN))  # a kill came before the outcome
+    apply_live_pins(Virsh(URI), NAME, tuned("pin"), root)
+    assert [entry.what for entry in journal.to_undo()] == [ChangeState.DONE]
     restore_live_pins(Virsh(URI), NAME, root)
     assert pins(daemon) == before
-    lines = DomainStore(root, URI, UUID).journal.read_entries()
+    lines = journal.read_entries()
     assert restore_live_pins(Virsh(URI), NAME, root) == ()
-    assert DomainStore(root, URI, UUID).journal.read_entries() == lines
+    assert journal.read_entries() == lines
     apply_live_pins(Virsh(URI), NAME, ORIGINAL, root)  # which pins no thread
-    assert DomainStore(root, URI, UUID).journal.to_undo() == ()
+    assert journal.to_undo() == ()
     daemon.put("pins/vcpu.0", "6")  # by somebody else, after the restore
     before = pins(daemon)
     apply_live_pins(Virsh(URI), NAME, tuned("pin"), root)

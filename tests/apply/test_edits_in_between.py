@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from homenode.change.apply.define_step import make_edited_error
+from homenode.change.apply.define_step import ApplyOutcome, make_edited_error
 from homenode.change.apply.definition import (
     apply_definition,
     forget_original,
@@ -37,10 +37,10 @@ EARLIER = b"<description>earlier</description>"
 Work = Callable[[Path], object]
 
 
-def apply(root: Path, layout: str) -> None:
+def apply(root: Path, layout: str) -> ApplyOutcome:
     virsh = Virsh(URI)
     original = virsh.read_definition(UUID)
-    apply_definition(virsh, NAME, tuned(layout, original), original, root)
+    return apply_definition(virsh, NAME, tuned(layout, original), original, root)
 
 
 def restore(root: Path, *, keep_edits: bool = False) -> None:
@@ -289,6 +289,18 @@ def test_another_domain_of_the_same_name_gets_no_original(
             restore(tmp_path / "state", keep_edits=keep_edits)
         assert "another UUID" in (caught.value.hint or "")
     assert other.definition() == edited
+
+
+def test_an_edit_right_after_an_apply_has_defined_is_reported(
+    daemon: StandIn, tmp_path: Path
+) -> None:
+    start = Start(daemon, tmp_path / "state", None)
+    define = start.calls_of(WORK["apply"][1]).index("define") + 1
+    start.again()
+    assert not apply(start.root, "pin-numa").edited
+    start.again()
+    daemon.happens(define + 1, "edit")
+    assert apply(start.root, "pin-numa").edited and TITLE in daemon.definition()
 
 
 def test_a_restore_keeping_edits_goes_on_after_a_kill_without_the_option(

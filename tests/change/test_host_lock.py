@@ -17,7 +17,7 @@ from unittest.mock import patch
 import pytest
 
 from homenode.change import journal
-from homenode.change.apply.definition import forget_original
+from homenode.change.apply.definition import forget_original, restore_definition
 from homenode.change.apply.live_pins import apply_live_pins, restore_live_pins
 from homenode.change.apply.store import PIN, DomainStore, journals_of_domains
 from homenode.change.journal import (
@@ -333,3 +333,6 @@ def test_a_killed_holder_frees_the_host_when_the_virsh_that_it_started_has_ended
     pins = host.pins()
     assert len(pins) == 2
     assert len(CpuSet.parse(",".join(pins))) == 2
+    with patch.object(Virsh, "define") as define:
+        restore_definition(Virsh(URI), "vm1", default_root())
+    assert define.call_args.args[1], "the virsh of a restore holds the lock too"

@@ -148,6 +148,9 @@ def test_a_link_that_was_narrow_before_the_start_has_not_dropped() -> None:
     host = sick()
     before = read_slot_links(host, (GPU,))
     assert before == {GPU: LinkRate(5.0, 16)}
+    (gpu,) = gpus("hgx-h100", 1)
+    switched = changed(shipped("hgx-h100"), lambda d: d.bdf == gpu, link=PciLink(8.0, 4, 32.0, 16))
+    assert read_slot_links(switched, (gpu,)) == {gpu: LinkRate(8.0, 4)}
     assert list(find_dropped_links(host, (GPU,), "vm", before)) == []
     # Without a record no one knows how wide the slot is: only the speed is judged.
     narrow = changed(

@@ -119,6 +119,11 @@ def test_a_plan_alone_writes_nothing_and_shows_masks(space: SimulatedConfig) -> 
     assert space.writes == []
     assert "mask 0x000f" in text and "mask 0x0020" in text
     assert "0x1042 -> 0x1044" in text and "0x0243 -> 0x0263" in text
+    low = structs.replace(read_registers(space, planned(space.host, space).port), control_2=0x1041)
+    (line, *_) = describe(replace(planned(space.host, space), before=low))
+    assert line.endswith("link at 5.0 GT/s x16, port set to train to 2.5 GT/s")
+    silent = structs.replace(low, capabilities=low.capabilities & ~(1 << 20), status=0)
+    assert silent.is_up  # it does not report whether the link carries data
     narrow = describe(replace(planned(space.host, space), expected_width=8))
     assert narrow[-1].startswith("expected: 16 GT/s x8; ")
     assert str(planned(space.host, space).port) in text

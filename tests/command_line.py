@@ -130,7 +130,7 @@ def apply(
 
 def be_host(monkeypatch: pytest.MonkeyPatch, source: str) -> None:
     """Let homenode take a described host for the machine that it runs on."""
-    monkeypatch.setattr("homenode.vm.daemon_host._read_this_machine", lambda: load_host(source))
+    monkeypatch.setattr("homenode.vm.host_sources._read_this_machine", lambda: load_host(source))
 
 
 def restore(targets: Sequence[str], **given: Any) -> None:

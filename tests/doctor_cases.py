@@ -8,8 +8,7 @@ from msgspec.structs import replace
 
 from homenode.bdf import Bdf
 from homenode.change.retrain.execution import explain_interrupted
-from homenode.change.retrain.install import find_dropped_links
-from homenode.change.retrain.plan import plan_retrain
+from homenode.change.retrain.plan import find_dropped_links, plan_retrain
 from homenode.check.doctor.baseline import find_drift, record_of
 from homenode.check.doctor.devices import check_matrix
 from homenode.check.doctor.diagnosis import MeasuredRates, diagnose

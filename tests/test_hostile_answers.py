@@ -100,7 +100,7 @@ UNREADABLE = pytest.mark.parametrize("number", [LONG, "\u00b2"], ids=["long", "s
 @NEEDS_CLUSTER
 @UNREADABLE
 def test_a_number_of_a_cluster_that_int_refuses_is_none(number: str) -> None:
-    from homenode.cluster.kubevirt.arguments import parse_version
+    from homenode.cluster.arguments import parse_version
     from homenode.cluster.slurm.tools.slurm_nodes import parse_nodes
     from homenode.cluster.slurm.tools.squeue import parse_states
 

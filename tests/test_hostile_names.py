@@ -10,7 +10,7 @@ import pytest
 from msgspec import structs
 
 from homenode.bdf import Bdf
-from homenode.change.retrain.install import render_libvirt_hook, render_systemd_unit
+from homenode.change.retrain.plan import render_libvirt_hook, render_systemd_unit
 from homenode.errors import InputError, UsageError
 from homenode.plan.pipeline import PlannedFile, make_vm
 from homenode.text import command_line, operands

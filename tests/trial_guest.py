@@ -4,8 +4,7 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 
-from homenode.check.verify.boot.guest_files import find_guest_files
-from homenode.check.verify.boot.initramfs import pack_initramfs
+from homenode.check.verify.boot.guest_files import find_guest_files, pack_initramfs
 from tests.lab.serial_agent import CHANNEL, LOOP
 
 UUID = "6e1f6d5e-4a35-4c9c-8f2e-5a0d1c2b3a49"

@@ -144,7 +144,7 @@ def test_whoever_plans_counts_the_vm_that_keeps_what_is_missing(
 def test_what_an_ignored_vm_has_is_not_listed_as_kept(
     daemon: StandIn, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("homenode.vm.daemon_host._read_this_machine", full_host)
+    monkeypatch.setattr("homenode.vm.host_sources._read_this_machine", full_host)
     for ignored in ((), ("kept",)):
         apply([NAME], options=PlanOptions("pin", vcpus=1, replaces=ignored), dry_run=True)
         assert ("(--ignore-domain kept frees" in capsys.readouterr().out) is not bool(ignored)

@@ -14,8 +14,8 @@ from homenode.cpuset import CpuSet
 from homenode.errors import InputError
 from homenode.machine.topology import Host, RunningDomain
 from homenode.objective import Objective
-from homenode.vm.daemon_host import load_daemon_host
 from homenode.vm.domain.read import build_vm, open_domain
+from homenode.vm.host_sources import load_daemon_host
 from homenode.vm.hypervisor.virsh import Virsh
 from homenode.vm.layout import Pinning
 from homenode.vm.plan_options import PlanOptions
@@ -111,7 +111,7 @@ def test_allocations_are_those_of_now(daemon: StandIn, monkeypatch: pytest.Monke
         devices=(),
     )
     busy = replace(load_host(HERE), domains=(now,))
-    monkeypatch.setattr("homenode.vm.daemon_host._read_this_machine", lambda: busy)
+    monkeypatch.setattr("homenode.vm.host_sources._read_this_machine", lambda: busy)
     assert load_daemon_host(HERE, Virsh(URI)).domains == (now,)
 
 

@@ -125,7 +125,7 @@ class SmallHost:
 
     def apply(self, *numbers: int) -> None:
         with patch(
-            "homenode.vm.daemon_host._read_this_machine", lambda: load_host(str(self.directory))
+            "homenode.vm.host_sources._read_this_machine", lambda: load_host(str(self.directory))
         ):
             self._apply(numbers)
 
@@ -263,7 +263,7 @@ def test_who_waits_names_the_holder_and_gives_up(
                 work(Virsh(URI), "vm0", default_root())
         # A dry run does not wait.
         with patch(
-            "homenode.vm.daemon_host._read_this_machine", lambda: load_host(str(host.directory))
+            "homenode.vm.host_sources._read_this_machine", lambda: load_host(str(host.directory))
         ):
             apply(["vm0"], dry_run=True, layout="pin", quiet=True)
     host.apply(0)

@@ -8,7 +8,7 @@ import pytest
 
 from homenode.bdf import Bdf
 from homenode.change.retrain.execution import LinkRecords
-from homenode.change.retrain.install import (
+from homenode.change.retrain.plan import (
     UNIT_NAME,
     find_dropped_links,
     has_devices,

@@ -6,7 +6,7 @@ import pytest
 from msgspec.structs import replace
 
 from homenode.bdf import Bdf
-from homenode.check.doctor.peer_paths import check_peers
+from homenode.check.doctor.diagnosis import check_peers
 from homenode.findings import Severity
 from homenode.machine.discover.host import discover
 from homenode.machine.discover.lspci import host_from_lspci

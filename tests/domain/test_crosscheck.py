@@ -3,9 +3,8 @@
 import pytest
 
 from homenode.findings import Finding
-from homenode.vm.domain.crosscheck import check_references
+from homenode.vm.domain.crosscheck import check_document, check_references
 from homenode.vm.domain.document import parse_document
-from homenode.vm.domain.limits import check_document
 from homenode.vm.domain.read import read_vm
 from homenode.vm.plan import Aperture, Plan
 from homenode.vm.targets.libvirt import rewrite

@@ -15,8 +15,8 @@ from homenode.errors import InputError, UsageError
 from homenode.machine.topology import Host
 from homenode.option import version
 from homenode.plan.pipeline import PlannedFile, plan_file
+from homenode.vm.domain.crosscheck import reject_unsafe
 from homenode.vm.domain.iommu import has_iommufd, list_smmu_buses
-from homenode.vm.domain.limits import reject_unsafe
 from homenode.vm.domain.read import build_vm, open_domain, read_vm
 from homenode.vm.domain.schema import SCHEMA_PATH, validate
 from homenode.vm.layout import PRESETS

@@ -8,7 +8,7 @@ from homenode.machine.description.parse import load_shipped
 from homenode.plan.pipeline import plan_file
 from homenode.units import GIB
 from homenode.vm.domain.codec import SINCE, list_required_versions, reject_older
-from homenode.vm.domain.limits import (
+from homenode.vm.domain.crosscheck import (
     check_launch_security,
     check_vcpus,
     find_max_vcpus,

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from homenode.cluster.kubevirt.arguments import NATIVE_GATE, ManifestOptions
+from homenode.cluster.arguments import NATIVE_GATE, ManifestOptions
 from homenode.cluster.kubevirt.check import RULES, check
 from homenode.cluster.kubevirt.manifests import GATES as WRITTEN
 from homenode.cluster.kubevirt.manifests import build_virtual_machine

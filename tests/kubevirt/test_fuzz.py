@@ -9,7 +9,7 @@ import random
 from collections import Counter
 from xml.etree import ElementTree
 
-from homenode.cluster.kubevirt.arguments import OnError
+from homenode.cluster.arguments import OnError
 from homenode.cluster.kubevirt.placing import DomainAnswer, answer, place_devices
 from homenode.errors import HomenodeError
 from homenode.machine.snapshot.protocol import MemorySnapshot

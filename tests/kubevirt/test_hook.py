@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from homenode.cluster.kubevirt.arguments import OnError
+from homenode.cluster.arguments import OnError
 from homenode.cluster.kubevirt.placing import DomainAnswer, answer
 from homenode.errors import UsageError
 from homenode.machine.description.parse import parse_description

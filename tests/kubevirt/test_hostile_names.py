@@ -7,7 +7,7 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from homenode.cluster.kubevirt.arguments import ManifestOptions
+from homenode.cluster.arguments import ManifestOptions
 from homenode.cluster.kubevirt.manifests import render_manifests
 from homenode.cluster.kubevirt.object import format_yaml
 from homenode.errors import UsageError

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from homenode.cluster.kubevirt.arguments import HookVersion, ManifestOptions
+from homenode.cluster.arguments import HookVersion, ManifestOptions
 from homenode.cluster.kubevirt.manifests import (
     GATES,
     build_guest_job,

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from homenode.cli.main import BENCH
-from homenode.cluster.kubevirt.arguments import ManifestOptions
+from homenode.cluster.arguments import ManifestOptions
 from homenode.cluster.kubevirt.manifests import (
     GATES,
     GUEST_SCRIPT,

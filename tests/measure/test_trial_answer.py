@@ -81,7 +81,7 @@ def test_a_vm_that_keeps_its_place_is_named(
 ) -> None:
     kept = replace(pinned_domain("1", name="kept", running=False), mark=DomainMark.OWN)
     host = replace(load_host(str(tmp_path / "host.toml")), domains=(kept,))
-    monkeypatch.setattr("homenode.vm.daemon_host._read_this_machine", lambda: host)
+    monkeypatch.setattr("homenode.vm.host_sources._read_this_machine", lambda: host)
     done = tried(tmp_path, "--dry-run", "--in-place")
     assert "--ignore-domain kept" in done.output
 

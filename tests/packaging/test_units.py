@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from homenode.bdf import Bdf
-from homenode.change.retrain.install import render_systemd_unit
+from homenode.change.retrain.plan import render_systemd_unit
 from tests.systemd_namespace import systemd
 
 MOST = 3.0

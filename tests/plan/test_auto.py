@@ -29,8 +29,7 @@ from homenode.plan.pipeline import PlannedFile, plan_file
 from homenode.plan.planner import plan
 from homenode.plan.request import build_layout, request_for
 from homenode.units import GIB
-from homenode.vm.domain.memory import read_binding
-from homenode.vm.domain.metadata import read_record
+from homenode.vm.domain.memory import read_binding, read_record
 from homenode.vm.domain.read import open_domain, read_vm
 from homenode.vm.layout import (
     PRESETS,

@@ -12,10 +12,10 @@ from homenode.cluster.slurm.gres import read_device_order
 from homenode.cluster.slurm.job_allocation import (
     JobAllocation,
     build_allocation,
+    build_core_order,
     build_gres_allocation,
     node_machine,
 )
-from homenode.cluster.slurm.numbering import build_core_order
 from homenode.cluster.slurm.record import add_tasks, look_command, parse_look
 from homenode.cluster.slurm.tools.scontrol import Job, is_asked_for, parse_scontrol_jobs
 from homenode.cluster.slurm.tools.slurm_nodes import NodeShape

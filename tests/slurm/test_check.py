@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from homenode.cluster.slurm.check import check, gpu_cores
 from homenode.cluster.slurm.config import parse_config
 from homenode.cluster.slurm.correction import correct, find_shared_lines
-from homenode.cluster.slurm.numbering import build_core_order
+from homenode.cluster.slurm.job_allocation import build_core_order
 from homenode.errors import InputError
 from homenode.findings import Findings, Severity
 from homenode.machine.topology import Host

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from homenode.cluster.slurm.arguments import SharedJobShape, StudyOptions
+from homenode.cluster.arguments import SharedJobShape, StudyOptions
 from homenode.cluster.slurm.config import config_word, parse_config, replace_words
 from homenode.cluster.slurm.gres import parse_gres_lines
 from homenode.cluster.slurm.record import render_hooks

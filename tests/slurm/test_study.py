@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from homenode.cluster.slurm.arguments import SharedJobShape, StudyOptions
+from homenode.cluster.arguments import SharedJobShape, StudyOptions
 from homenode.cluster.slurm.client import will_pass
 from homenode.cluster.slurm.study.directory import StudyDirectory
 from homenode.cluster.slurm.study.experiments import (

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from homenode.bdf import Bdf
-from homenode.cluster.slurm.arguments import SharedJobShape, StudyOptions
+from homenode.cluster.arguments import SharedJobShape, StudyOptions
 from homenode.cluster.slurm.study.directory import StudyDirectory, read_sources
 from homenode.cluster.slurm.study.experiments import Study, plan_experiments
 from homenode.cluster.slurm.study.report import StudyReport, build_study_report

@@ -13,7 +13,7 @@ import pytest
 from msgspec.structs import replace
 
 from homenode.bdf import Bdf
-from homenode.cluster.slurm.arguments import StudyOptions
+from homenode.cluster.arguments import StudyOptions
 from homenode.cluster.slurm.study.directory import StudyDirectory, read_study
 from homenode.cluster.slurm.study.evidence import StudySources, parse_collective, parse_record
 from homenode.cluster.slurm.study.experiments import Experiment, NodeSharing, Study, render_script

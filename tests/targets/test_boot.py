@@ -9,7 +9,7 @@ from msgspec import structs
 from homenode.check.verify.boot.stand_in_boot import BootOptions, boot_command
 from homenode.check.verify.expectation import build_expectation
 from homenode.check.verify.guest_checks import GuestView, compare_test_guest, view_of_guest
-from homenode.check.verify.target_file import build_target_expectation
+from homenode.check.verify.verification import build_target_expectation
 from homenode.machine.pci import DeviceKind
 from homenode.plan.pipeline import plan_for_target
 from homenode.units import MIB

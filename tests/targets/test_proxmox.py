@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from homenode.check.verify.target_file import verify_target
+from homenode.check.verify.verification import verify_target
 from homenode.errors import InputError
 from homenode.findings import Finding, are_bad
 from homenode.plan.pipeline import PlannedFile, plan_for_target

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from homenode.check.verify.target_file import verify_target
+from homenode.check.verify.verification import verify_target
 from homenode.errors import HomenodeError, InputError
 from homenode.findings import Severity
 from homenode.machine.description.parse import list_shipped_hosts

@@ -2,13 +2,13 @@
 
 import pytest
 
-from homenode.check.verify.target_file import verify_target
+from homenode.check.verify.verification import verify_target
 from homenode.errors import InputError
 from homenode.findings import Severity
 from homenode.machine.pci import DeviceKind, PartKind
 from homenode.plan.pipeline import PlannedFile, plan_for_target
 from homenode.vm.targets.registry import read_vm
-from homenode.vm.targets.script import find_array
+from homenode.vm.targets.target import find_array
 from tests.targets.written import again, host_named, options, written
 
 HOST = "x86-2p2n8c8t-divided-gpus"

@@ -12,9 +12,8 @@ from xml.etree import ElementTree
 
 import pytest
 
-from homenode.check.verify.boot.guest_files import can_use_kvm
-from homenode.check.verify.boot.initramfs import pack_initramfs
-from homenode.check.verify.boot.libvirt import find_uri
+from homenode.check.verify.boot.boot_directory import find_uri
+from homenode.check.verify.boot.guest_files import can_use_kvm, pack_initramfs
 from homenode.check.verify.boot.stand_in import TWO_GUESTS_TEXT
 from homenode.check.verify.boot.stand_in_boot import BootOptions, BootOutcome, boot_stand_in
 from homenode.check.verify.expectation import build_expectation

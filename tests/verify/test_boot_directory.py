@@ -16,8 +16,13 @@ from pathlib import Path
 import pytest
 
 from homenode.check.verify.boot import boot_directory as boot_directories
-from homenode.check.verify.boot.boot_directory import GuestOutput, allow_qemu, boot_directory
-from homenode.check.verify.boot.libvirt import find_uri, parse_user
+from homenode.check.verify.boot.boot_directory import (
+    GuestOutput,
+    allow_qemu,
+    boot_directory,
+    find_uri,
+    parse_user,
+)
 from homenode.check.verify.boot.stand_in_boot import BootOptions, boot_stand_in
 from homenode.errors import HostError
 from homenode.safe.trusted_path import allow_user, create_private_directory, find_other_writer

@@ -14,7 +14,7 @@ import pytest
 from msgspec import structs
 from msgspec.structs import replace
 
-from homenode.check.verify.boot.initramfs import pack_initramfs
+from homenode.check.verify.boot.guest_files import pack_initramfs
 from homenode.check.verify.boot.stand_in_boot import build_kernel_command
 from homenode.cpuset import CpuSet
 from homenode.machine.topology import Host

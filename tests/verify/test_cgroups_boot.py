@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from homenode.check.verify.boot.initramfs import pack_initramfs
+from homenode.check.verify.boot.guest_files import pack_initramfs
 from homenode.check.verify.live.capture import ProcFiles, capture_running_vm
 from homenode.check.verify.live.checks import check_groups, check_limits
 from homenode.vm.domain.read import read_vm

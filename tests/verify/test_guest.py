@@ -4,7 +4,7 @@ import pytest
 from msgspec import structs
 
 from homenode.bdf import Bdf
-from homenode.check.verify.boot.initramfs import check_kernel
+from homenode.check.verify.boot.guest_files import check_kernel
 from homenode.check.verify.expectation import build_expectation, group_neighbours
 from homenode.check.verify.guest_checks import GuestView, view_of_guest
 from homenode.cpuset import CpuSet

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from homenode.check.verify.boot.libvirt import SYSTEM, find_uri
+from homenode.check.verify.boot.boot_directory import SYSTEM, find_uri
 from homenode.check.verify.live.capture import verify_running_domain
 from homenode.cpuset import CpuSet
 from homenode.findings import Finding, Findings

@@ -6,15 +6,19 @@ from pathlib import Path
 import pytest
 
 from homenode.bdf import Bdf
+from homenode.check.verify.boot.boot_directory import find_daemon_trouble
 from homenode.check.verify.boot.forms import (
     BootFiles,
     stand_in_argv,
     stand_in_of_command,
     stand_in_xml,
 )
-from homenode.check.verify.boot.guest_files import find_guest_files
-from homenode.check.verify.boot.initramfs import is_static, pack_initramfs, refusal_finding
-from homenode.check.verify.boot.libvirt import find_daemon_trouble
+from homenode.check.verify.boot.guest_files import (
+    find_guest_files,
+    is_static,
+    pack_initramfs,
+    refusal_finding,
+)
 from homenode.check.verify.boot.stand_in import (
     MAX_BYTES,
     SUBSTITUTE_CPU_MODEL,

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from homenode.change.journal import default_root
-from homenode.check.verify.boot.libvirt import SYSTEM, find_uri
+from homenode.check.verify.boot.boot_directory import SYSTEM, find_uri
 from homenode.check.verify.start import find_startable, verify_paused
 from homenode.cpuset import CpuSet
 from homenode.errors import UsageError

@@ -9,7 +9,7 @@ from msgspec import structs
 
 from homenode import formats
 from homenode.check.verify.guest_checks import GuestView, view_of_guest
-from homenode.check.verify.target_file import build_target_expectation, list_guest_losses
+from homenode.check.verify.verification import build_target_expectation, list_guest_losses
 from homenode.errors import InputError
 from homenode.findings import Severity
 from homenode.machine.topology import Host

@@ -53,9 +53,9 @@ from homenode.safe.input_files import read_input
 from homenode.show.change_text import build_change_doc
 from homenode.show.explain import explain
 from homenode.text import command_line, format_cpus, plural, shorten_list
-from homenode.vm.daemon_host import load_daemon_host, reject_tuned_for_other, reject_unread_vms
 from homenode.vm.domain.read import read_vm
 from homenode.vm.domain.schema import reject_new_errors
+from homenode.vm.host_sources import load_daemon_host, reject_tuned_for_other, reject_unread_vms
 from homenode.vm.hypervisor.connection import DEFAULT, add_connection, check_host
 from homenode.vm.hypervisor.virsh import Virsh
 from homenode.vm.layout import PRESETS, Pinning, Siblings, add_preset_name

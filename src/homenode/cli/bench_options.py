@@ -302,7 +302,7 @@ def read_static_probe(path: Path | None) -> bytes:
         raise UsageError(
             f"{_STATIC_PROBE} not found next to {sys.executable} or on PATH", hint="make setup"
         )
-    from homenode.check.verify.boot.initramfs import is_static
+    from homenode.check.verify.boot.guest_files import is_static
 
     content = read_input(Path(probe), "the static probe")
     if content[:4] == b"\x7fELF" and content[18:20] == b"\x3e\x00" and not is_static(content):

@@ -58,7 +58,7 @@ from homenode.vm.targets.registry import (
     read_vm,
     recognize_target,
 )
-from homenode.vm.targets.script import parse_pins
+from homenode.vm.targets.target import parse_pins
 
 if TYPE_CHECKING:
     from homenode.machine.topology import Host

@@ -14,17 +14,19 @@ from homenode.change.retrain.execution import (
     open_retrain,
     retrain_journal,
 )
-from homenode.change.retrain.install import (
+from homenode.change.retrain.plan import (
     START,
     STARTED,
+    RetrainPlan,
+    describe,
     find_dropped_links,
     has_devices,
     list_domain_gpus,
+    plan_retrain,
     read_slot_links,
     render_libvirt_hook,
     render_systemd_unit,
 )
-from homenode.change.retrain.plan import RetrainPlan, describe, plan_retrain
 from homenode.cli.arguments.check import RetrainArguments, RetrainHookArguments
 from homenode.cli.terminal import note, note_error, print_file, print_findings, say
 from homenode.errors import (

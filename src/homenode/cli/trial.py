@@ -79,8 +79,8 @@ from homenode.show.explain import explain
 from homenode.show.plan_text import format_reserved
 from homenode.show.trial_text import boot_line, build_outcomes_table, format_status, schedule_text
 from homenode.text import command_line, plural
-from homenode.vm.daemon_host import load_daemon_host, reject_unread_vms
 from homenode.vm.domain.read import build_vm, open_domain
+from homenode.vm.host_sources import load_daemon_host, reject_unread_vms
 from homenode.vm.hypervisor.connection import GuestAccess, is_local
 from homenode.vm.hypervisor.virsh import Virsh
 from homenode.vm.model import Vm

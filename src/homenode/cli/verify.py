@@ -28,12 +28,12 @@ from homenode.plan.stored import read_plan
 from homenode.safe.input_files import read_input
 from homenode.show.findings_text import format_prometheus
 from homenode.text import command_line
-from homenode.vm.daemon_host import (
+from homenode.vm.domain.read import read_vm
+from homenode.vm.host_sources import (
     load_daemon_host,
     reject_plan_for_other,
     reject_tuned_for_other,
 )
-from homenode.vm.domain.read import read_vm
 from homenode.vm.hypervisor.connection import DEFAULT
 from homenode.vm.hypervisor.virsh import Virsh
 from homenode.vm.plan import LIBVIRT, Plan

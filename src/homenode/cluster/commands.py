@@ -2,9 +2,7 @@
 
 from homenode.cli.command import Command
 
-_POOL = ".cluster.pool.arguments:"
-_KUBEVIRT = ".cluster.kubevirt.arguments:"
-_SLURM = ".cluster.slurm.arguments:"
+_RECORDS = ".cluster.arguments:"
 
 POOL = Command(
     "pool",
@@ -15,9 +13,9 @@ POOL = Command(
       homenode pool place VM.xml --pool pool/ --gpus 2 -o tuned.xml
     """,
     commands=(
-        Command("show", f"{_POOL}PoolShowArguments", ".cluster.pool.commands:show"),
-        Command("place", f"{_POOL}PoolPlaceArguments", ".cluster.pool.commands:place"),
-        Command("capture", f"{_POOL}PoolCaptureArguments", ".cluster.pool.commands:capture"),
+        Command("show", f"{_RECORDS}PoolShowArguments", ".cluster.pool.commands:show"),
+        Command("place", f"{_RECORDS}PoolPlaceArguments", ".cluster.pool.commands:place"),
+        Command("capture", f"{_RECORDS}PoolCaptureArguments", ".cluster.pool.commands:capture"),
     ),
 )
 KUBEVIRT = Command(
@@ -31,16 +29,16 @@ KUBEVIRT = Command(
     commands=(
         Command(
             "on-define-domain",
-            f"{_KUBEVIRT}OnDefineDomainArguments",
+            f"{_RECORDS}OnDefineDomainArguments",
             ".cluster.kubevirt.commands:on_define_domain",
         ),
         Command(
-            "receive", f"{_KUBEVIRT}KubevirtReceiveArguments", ".cluster.kubevirt.commands:receive"
+            "receive", f"{_RECORDS}KubevirtReceiveArguments", ".cluster.kubevirt.commands:receive"
         ),
-        Command("check", f"{_KUBEVIRT}KubevirtCheckArguments", ".cluster.kubevirt.commands:check"),
+        Command("check", f"{_RECORDS}KubevirtCheckArguments", ".cluster.kubevirt.commands:check"),
         Command(
             "manifest",
-            f"{_KUBEVIRT}KubevirtManifestArguments",
+            f"{_RECORDS}KubevirtManifestArguments",
             ".cluster.kubevirt.commands:manifest",
         ),
     ),
@@ -54,9 +52,11 @@ SLURM = Command(
       homenode slurm check gres.conf slurm.conf --host node.tar.gz
     """,
     commands=(
-        Command("audit", f"{_SLURM}SlurmAuditArguments", ".cluster.slurm.commands:audit"),
-        Command("study", f"{_SLURM}SlurmStudyArguments", ".cluster.slurm.study.commands:study"),
-        Command("report", f"{_SLURM}SlurmReportArguments", ".cluster.slurm.study.commands:report"),
-        Command("check", f"{_SLURM}SlurmCheckArguments", ".cluster.slurm.commands:check"),
+        Command("audit", f"{_RECORDS}SlurmAuditArguments", ".cluster.slurm.commands:audit"),
+        Command("study", f"{_RECORDS}SlurmStudyArguments", ".cluster.slurm.study.commands:study"),
+        Command(
+            "report", f"{_RECORDS}SlurmReportArguments", ".cluster.slurm.study.commands:report"
+        ),
+        Command("check", f"{_RECORDS}SlurmCheckArguments", ".cluster.slurm.commands:check"),
     ),
 )

@@ -20,8 +20,7 @@ from homenode.cpuset import CpuSet, NodeIndex, PuIndex
 from homenode.errors import InputError
 from homenode.machine.topology import Host
 from homenode.text import plural
-from homenode.vm.domain.document import Document, Element
-from homenode.vm.domain.fields import guest_address
+from homenode.vm.domain.document import Document, Element, guest_address
 from homenode.vm.guest_observation import GuestPath, find_guest_path, map_guest_paths
 from homenode.vm.model import GuestAddress, GuestHostdev, GuestPciController, Vm, VmCell
 from homenode.vm.plan import Plan

@@ -23,7 +23,7 @@ from homenode.plan.shape.guest_numa import LIBVIRT_WITH_INITIATORS
 from homenode.plan.stored import domain_of_plan
 from homenode.vm.domain.codec import reject_older
 from homenode.vm.domain.copy import DEFAULT_NAME, check_shared, copy_domain
-from homenode.vm.domain.limits import check_vcpus, reject_unsafe
+from homenode.vm.domain.crosscheck import check_vcpus, reject_unsafe
 from homenode.vm.domain.read import build_vm, keep_parts, open_domain
 from homenode.vm.model import GuestTopology, Vm
 from homenode.vm.plan import LIBVIRT, Plan, Unplannable

@@ -16,8 +16,8 @@ from homenode.errors import HostError, InputError
 from homenode.findings import Rejection
 from homenode.text import command_line, plural
 from homenode.vm.domain.controllers import pci_controllers
+from homenode.vm.domain.memory import read_mark
 from homenode.vm.domain.merge import is_same_definition, list_added_ports
-from homenode.vm.domain.metadata import read_mark
 from homenode.vm.domain.read import build_vm, open_domain
 from homenode.vm.facts import diff
 from homenode.vm.hypervisor.connection import DomainState, add_connection

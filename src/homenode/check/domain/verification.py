@@ -48,7 +48,7 @@ from homenode.vm.domain.crosscheck import check_references
 from homenode.vm.domain.document import Document, Element
 from homenode.vm.domain.hostdevs import list_hostdev_elements
 from homenode.vm.domain.iommu import edit_iommu
-from homenode.vm.domain.metadata import edit_metadata
+from homenode.vm.domain.memory import edit_metadata
 from homenode.vm.domain.read import build_vm, read_kept
 from homenode.vm.domain.schema import ParseResult, SchemaError
 from homenode.vm.facts import diff

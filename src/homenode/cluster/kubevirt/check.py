@@ -12,7 +12,7 @@ from typing import Any
 from msgspec import UNSET, Struct
 from msgspec.structs import replace
 
-from homenode.cluster.kubevirt.arguments import (
+from homenode.cluster.arguments import (
     NATIVE_GATE,
     NATIVE_SINCE,
     SIDECAR_IMAGE,

@@ -6,7 +6,7 @@ import shlex
 import sys
 
 from homenode.cli.terminal import exit_by, note, print_bytes, print_findings, write_new_files
-from homenode.cluster.kubevirt.arguments import (
+from homenode.cluster.arguments import (
     KubevirtCheckArguments,
     KubevirtManifestArguments,
     KubevirtReceiveArguments,

@@ -8,7 +8,7 @@ import json
 import re
 from typing import Any
 
-from homenode.cluster.kubevirt.arguments import (
+from homenode.cluster.arguments import (
     NATIVE_GATE,
     NATIVE_SINCE,
     SIDECAR_IMAGE,

@@ -16,7 +16,7 @@ from typing import Any
 import yaml
 from msgspec import Struct
 
-from homenode.cluster.kubevirt.arguments import NATIVE_GATE, NATIVE_SINCE, parse_version
+from homenode.cluster.arguments import NATIVE_GATE, NATIVE_SINCE, parse_version
 from homenode.errors import InputError, ParseError
 from homenode.text import command_line, plural
 

@@ -14,7 +14,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from homenode.bdf import Bdf
-from homenode.cluster.kubevirt.arguments import HookVersion, OnError
+from homenode.cluster.arguments import HookVersion, OnError
 from homenode.cluster.kubevirt.needed_host import read_needed_host
 from homenode.cluster.kubevirt.object import find_value
 from homenode.cluster.kubevirt.vmi import Vmi, read_vmi

@@ -27,7 +27,7 @@ from homenode.cli.terminal import (
     print_json,
     write_text,
 )
-from homenode.cluster.pool.arguments import (
+from homenode.cluster.arguments import (
     PoolCaptureArguments,
     PoolPlaceArguments,
     PoolShowArguments,

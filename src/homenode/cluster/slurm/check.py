@@ -19,7 +19,7 @@ from homenode.cluster.slurm.config import (
     reject_misspelt_keys,
 )
 from homenode.cluster.slurm.gres import GresLine, NodeClass, group_nodes, place_files
-from homenode.cluster.slurm.numbering import (
+from homenode.cluster.slurm.job_allocation import (
     CoreOrder,
     build_core_order,
     find_gpu_memory_nodes,

@@ -20,7 +20,7 @@ from homenode.cli.terminal import (
     working,
     write_new_files,
 )
-from homenode.cluster.slurm.arguments import SPOOL, SlurmAuditArguments, SlurmCheckArguments
+from homenode.cluster.arguments import SPOOL, SlurmAuditArguments, SlurmCheckArguments
 from homenode.cluster.slurm.audit import audit as judge_jobs
 from homenode.cluster.slurm.check import check as judge_files
 from homenode.cluster.slurm.client import (

@@ -18,7 +18,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from homenode.bdf import Bdf
-from homenode.cluster.slurm.arguments import SPOOL
+from homenode.cluster.arguments import SPOOL
 from homenode.cluster.slurm.job_allocation import (
     SEVERAL_TYPES,
     AllocatedGpu,

@@ -4,7 +4,17 @@ from operator import itemgetter
 
 from homenode.cpuset import CpuSet
 from homenode.errors import InputError, ParseError
-from homenode.vm.domain.document import Document, Element
+from homenode.vm.domain.document import (
+    Document,
+    Element,
+    format_set,
+    format_size,
+    number,
+    parse_decimal,
+    pu_set,
+    require_attribute,
+    size_bytes,
+)
 from homenode.vm.domain.edits import (
     Edit,
     NewElement,
@@ -17,15 +27,6 @@ from homenode.vm.domain.edits import (
     remove,
     remove_all,
     set_attributes,
-)
-from homenode.vm.domain.fields import (
-    format_set,
-    format_size,
-    number,
-    parse_decimal,
-    pu_set,
-    require_attribute,
-    size_bytes,
 )
 from homenode.vm.layout import GuestCells
 from homenode.vm.model import VmCell, complete_distances

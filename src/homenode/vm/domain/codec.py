@@ -16,9 +16,8 @@ from homenode.cpuset import CpuSet
 from homenode.errors import HostError, ParseError
 from homenode.machine.tools.versions import Version
 from homenode.vm.domain import cells, controllers, cpu, hostdevs, iommu, memory
-from homenode.vm.domain.document import Document
-from homenode.vm.domain.fields import parse_decimal, read_size, require_attribute
-from homenode.vm.domain.metadata import edit_metadata, read_record
+from homenode.vm.domain.document import Document, parse_decimal, read_size, require_attribute
+from homenode.vm.domain.memory import edit_metadata, read_record
 from homenode.vm.layout import MemoryBinding
 from homenode.vm.model import PortModel, Vm, VmCell
 from homenode.vm.plan import Plan

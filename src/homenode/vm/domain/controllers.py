@@ -9,7 +9,16 @@ import re
 
 from homenode.errors import InputError
 from homenode.vm.domain.cells import cell_elements
-from homenode.vm.domain.document import Document, Element
+from homenode.vm.domain.document import (
+    Document,
+    Element,
+    format_size,
+    guest_address,
+    number,
+    parse_any_base,
+    parse_decimal,
+    read_size,
+)
 from homenode.vm.domain.edits import (
     Edit,
     NewElement,
@@ -22,14 +31,6 @@ from homenode.vm.domain.edits import (
     set_attribute,
     set_attributes,
     set_text,
-)
-from homenode.vm.domain.fields import (
-    format_size,
-    guest_address,
-    number,
-    parse_any_base,
-    parse_decimal,
-    read_size,
 )
 from homenode.vm.domain.hostdevs import make_address, place
 from homenode.vm.model import PORTS, QEMU_DEVICE, GuestAddress, GuestPciController, PortModel

@@ -16,7 +16,7 @@ from homenode.findings import Finding, finding
 from homenode.package_data import read_package_text
 from homenode.units import KIB
 from homenode.vm.domain.codec import read_name
-from homenode.vm.domain.document import Document, Element
+from homenode.vm.domain.document import Document, Element, format_size
 from homenode.vm.domain.edits import (
     Edit,
     NewElement,
@@ -29,7 +29,6 @@ from homenode.vm.domain.edits import (
     set_attributes,
     set_text,
 )
-from homenode.vm.domain.fields import format_size
 from homenode.vm.domain.hostdevs import is_pci_function
 from homenode.vm.domain.read import open_domain
 

@@ -12,7 +12,7 @@ from collections import Counter
 from homenode.cpuset import CpuSet
 from homenode.errors import InputError, ParseError
 from homenode.text import plural
-from homenode.vm.domain.document import Document, Element
+from homenode.vm.domain.document import Document, Element, format_set, number, parse_decimal, pu_set
 from homenode.vm.domain.edits import (
     Attributes,
     Edit,
@@ -31,7 +31,6 @@ from homenode.vm.domain.edits import (
     set_attributes,
     set_text,
 )
-from homenode.vm.domain.fields import format_set, number, parse_decimal, pu_set
 from homenode.vm.layout import Siblings
 from homenode.vm.model import MAX_VCPUS, GuestCache, GuestTopology, PortModel
 from homenode.vm.plan import Plan

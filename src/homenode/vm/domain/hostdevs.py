@@ -4,7 +4,14 @@ from homenode.bdf import Bdf, PciAddress
 from homenode.cpuset import CpuSet
 from homenode.errors import InputError, ParseError
 from homenode.machine.pci import normalize_uuid
-from homenode.vm.domain.document import Document, Element
+from homenode.vm.domain.document import (
+    Document,
+    Element,
+    address_attributes,
+    format_set,
+    guest_address,
+    host_address,
+)
 from homenode.vm.domain.edits import (
     Edit,
     NewElement,
@@ -17,7 +24,6 @@ from homenode.vm.domain.edits import (
     set_attribute,
     set_attributes,
 )
-from homenode.vm.domain.fields import address_attributes, format_set, guest_address, host_address
 from homenode.vm.model import GuestAddress, GuestHostdev, MediatedDevice
 from homenode.vm.plan import Plan
 

@@ -13,7 +13,13 @@ from homenode.cpuset import CpuSet
 from homenode.units import KIB, parse_whole
 from homenode.vm.domain.controllers import pci_controllers
 from homenode.vm.domain.crosscheck import check_references
-from homenode.vm.domain.document import Document, Element, parse_document
+from homenode.vm.domain.document import (
+    Document,
+    Element,
+    parse_document,
+    require_attribute,
+    size_bytes,
+)
 from homenode.vm.domain.edits import (
     Edit,
     apply,
@@ -23,7 +29,6 @@ from homenode.vm.domain.edits import (
     set_text,
     transplant,
 )
-from homenode.vm.domain.fields import require_attribute, size_bytes
 from homenode.vm.domain.hostdevs import list_addressed
 
 _IDENTITY: dict[str, tuple[str, ...]] = {

@@ -14,10 +14,16 @@ from homenode.machine.topology import RunningDomain
 from homenode.vm.domain.cells import cell_elements
 from homenode.vm.domain.codec import ROWS
 from homenode.vm.domain.controllers import QEMU_NAMESPACE
-from homenode.vm.domain.document import Document, Element, parse_document
-from homenode.vm.domain.fields import host_address, pu_set, size_bytes
+from homenode.vm.domain.document import (
+    Document,
+    Element,
+    host_address,
+    parse_document,
+    pu_set,
+    size_bytes,
+)
 from homenode.vm.domain.hostdevs import is_pci_function, map_hostdevs
-from homenode.vm.domain.metadata import read_mark
+from homenode.vm.domain.memory import read_mark
 from homenode.vm.facts import FACTS
 from homenode.vm.model import Vm
 from homenode.vm.plan import KEPT, Plan

@@ -12,7 +12,12 @@ from homenode.errors import InputError
 from homenode.machine.topology import Host
 from homenode.text import plural
 from homenode.vm.domain.codec import STEPS, Step, reject_older
-from homenode.vm.domain.crosscheck import check_references
+from homenode.vm.domain.crosscheck import (
+    check_document,
+    check_references,
+    check_vcpus,
+    reject_unsafe,
+)
 from homenode.vm.domain.hostdevs import is_pci_function
 from homenode.vm.domain.iommu import (
     can_accelerate,
@@ -24,7 +29,6 @@ from homenode.vm.domain.iommu import (
     report_missing_iommufd,
     report_omitted_smmu,
 )
-from homenode.vm.domain.limits import check_document, check_vcpus, reject_unsafe
 from homenode.vm.domain.memory import check_nodemask
 from homenode.vm.domain.read import build_vm, open_domain
 from homenode.vm.model import PortModel, Vm

@@ -33,8 +33,7 @@ from homenode.vm.model import (
 )
 from homenode.vm.plan import Plan
 from homenode.vm.plan_options import MemoryMode
-from homenode.vm.targets.script import split_words
-from homenode.vm.targets.target import is_vgpu, split_devices
+from homenode.vm.targets.target import is_vgpu, split_devices, split_words
 
 _MODEL_OF_DEVICE = {device: model for model, device in QEMU_DEVICE.items()}
 POLICY_OF_MODE = {

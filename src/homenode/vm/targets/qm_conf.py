@@ -29,7 +29,7 @@ from homenode.vm.targets.qemu_command import (
     parse_options,
     read_command,
 )
-from homenode.vm.targets.script import PIN, PREPARE, plan_values, split_words
+from homenode.vm.targets.target import PIN, PREPARE, plan_values, split_words
 
 KEY = re.compile(r"([a-z][a-z0-9_-]{0,40}):(.*+)\Z", re.ASCII)
 NUMA = re.compile(r"numa[0-9]{1,2}\Z", re.ASCII)

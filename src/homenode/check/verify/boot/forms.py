@@ -20,7 +20,7 @@ from homenode.check.verify.boot.stand_in import (
     compute_memory_ratio,
 )
 from homenode.units import MIB
-from homenode.vm.domain.fields import address_attributes, format_set
+from homenode.vm.domain.document import address_attributes, format_set
 from homenode.vm.model import QEMU_DEVICE, GuestAddress
 from homenode.vm.targets.qemu_command import (
     CACHE_WORDS,

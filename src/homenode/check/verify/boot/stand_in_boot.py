@@ -13,7 +13,7 @@ from pathlib import Path
 from msgspec import Struct
 from msgspec.structs import replace
 
-from homenode.check.verify.boot import libvirt as libvirt_boot
+from homenode.check.verify.boot import boot_directory as libvirt_boot
 from homenode.check.verify.boot.boot_directory import (
     GuestOutput,
     allow_qemu,
@@ -30,17 +30,15 @@ from homenode.check.verify.boot.forms import (
     stand_in_xml,
 )
 from homenode.check.verify.boot.guest_files import (
+    CONSOLE_HINT,
+    LOG,
     MAX_BOOT_FILE_BYTES,
     can_use_kvm,
+    check_kernel,
+    crash_finding,
     find_guest_files,
     find_ovmf,
     find_qemu,
-)
-from homenode.check.verify.boot.initramfs import (
-    CONSOLE_HINT,
-    LOG,
-    check_kernel,
-    crash_finding,
     has_booted,
     make_report_error,
     pack_initramfs,

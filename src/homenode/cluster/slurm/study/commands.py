@@ -12,13 +12,13 @@ from msgspec.structs import replace
 from homenode import __version__
 from homenode.cli.bench import show_progress
 from homenode.cli.terminal import check_can_write, make_console, note, print_json, say, write_text
-from homenode.cluster.slurm import client
-from homenode.cluster.slurm.arguments import (
+from homenode.cluster.arguments import (
     SharedJobShape,
     SlurmReportArguments,
     SlurmStudyArguments,
     StudyOptions,
 )
+from homenode.cluster.slurm import client
 from homenode.cluster.slurm.study.directory import StudyDirectory, read_sources, read_study
 from homenode.cluster.slurm.study.experiments import (
     NO_PARTITION,

@@ -17,8 +17,8 @@ from jinja2 import Environment, StrictUndefined, Template, select_autoescape
 from msgspec import Struct
 from msgspec.structs import replace
 
-from homenode.cluster.slurm.arguments import StudyOptions
-from homenode.cluster.slurm.numbering import find_gpu_memory_nodes, list_bindable_nodes
+from homenode.cluster.arguments import StudyOptions
+from homenode.cluster.slurm.job_allocation import find_gpu_memory_nodes, list_bindable_nodes
 from homenode.cluster.slurm.tools.slurm_nodes import ClusterNode
 from homenode.cpuset import CpuSet, NodeIndex
 from homenode.errors import UsageError, out_of_range, requires, unknown

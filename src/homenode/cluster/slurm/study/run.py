@@ -12,8 +12,8 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 
 from msgspec.structs import replace
 
+from homenode.cluster.arguments import StudyOptions
 from homenode.cluster.slurm import client
-from homenode.cluster.slurm.arguments import StudyOptions
 from homenode.cluster.slurm.study.directory import (
     StudyDirectory,
     StudyEntry,

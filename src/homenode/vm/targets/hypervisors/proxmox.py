@@ -52,7 +52,6 @@ from homenode.vm.targets.qm_conf import (
     start_timeout_s,
     strip_function,
 )
-from homenode.vm.targets.script import split_words
 from homenode.vm.targets.target import (
     Feature,
     indirect_support,
@@ -61,6 +60,7 @@ from homenode.vm.targets.target import (
     lost_feature,
     make_native,
     reject_arm,
+    split_words,
 )
 
 _HOOK_SUFFIX = ".hook.sh"

@@ -33,8 +33,17 @@ from homenode.vm.targets.qemu_command import (
     read_command,
     split_fields,
 )
-from homenode.vm.targets.script import PIN, PREPARE, find_array, parse_pins, plan_values, quote_word
-from homenode.vm.targets.target import Feature, indirect_support, make_native
+from homenode.vm.targets.target import (
+    PIN,
+    PREPARE,
+    Feature,
+    find_array,
+    indirect_support,
+    make_native,
+    parse_pins,
+    plan_values,
+    quote_word,
+)
 
 _HOLE = "q35-pcihost.pci-hole64-size="
 _FIRMWARE_WINDOW = "name=opt/ovmf/X-PciMmio64Mb,string="

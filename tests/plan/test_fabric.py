@@ -8,6 +8,8 @@ from homenode.bdf import Bdf
 from homenode.findings import Finding
 from homenode.machine.pci import DeviceKind
 from homenode.machine.topology import Host
+from homenode.plan.allocations import find_allocations
+from homenode.plan.devices.fabric import find_fabric
 from homenode.plan.request import GuestRequest
 from homenode.plan.search.place import place
 from homenode.vm.plan import Unplannable
@@ -81,6 +83,16 @@ def test_a_number_of_gpus_that_no_partition_has_is_a_finding(
         gaps = place(board(modules), request).gaps
         assert not any("Fabric Manager" in gap.subject for gap in gaps)
         assert {1, 2, 4, 8} <= set(numbers(found.comparison))
+
+
+def test_parts_of_gpus_may_be_of_one_gpu_so_their_number_is_no_finding() -> None:
+    host = board()
+    (gpu, *_), fabric = host.whole_gpus, find_fabric(host)
+    parts = [
+        replace(gpu, bdf=Bdf.parse(f"19:00.{i}"), physical_function=gpu.bdf) for i in (1, 2, 3)
+    ]
+    held = find_allocations(host, small_request())
+    assert fabric is not None and fabric.partitions([], parts, 3, held) == (None, None)
 
 
 def test_gpus_named_one_by_one_that_are_no_partition_are_a_finding() -> None:

@@ -143,9 +143,11 @@ class Fabric(Struct, frozen=True):
     ) -> tuple[tuple[tuple[Bdf, ...], ...] | None, Finding | None]:
         """Return the sets of `count` free GPUs that form a partition with the named GPUs.
 
-        None if any GPUs are allowed: for a single GPU, if too few module ids are known, and, with a
-        warning, if no partition of that size is free.
+        None if any GPUs are allowed: for a single GPU, for parts, of which several may be of one
+        GPU, if too few module ids are known, and, with a warning, if no such partition is free.
         """
+        if any(gpu.physical_function is not None for gpu in free):
+            return None, None
         owned_bdfs = set(_list_physical_functions(named_devices))
         total = count + len(owned_bdfs)
         if total not in self.list_sizes():

@@ -93,6 +93,7 @@ def test_a_node_has_room_for_the_vm_what_qemu_needs_and_the_hosts_2_gib(
         (None, (16 * GIB, 512 * MIB), 512 * MIB),  # of arm64 with pages of 64 KiB
         ("hugepagesz=1G hugepages=4", (GIB, 2 * MIB), 2 * MIB),
         ("hugepagesz=2M default_hugepagesz=1G", (GIB, 2 * MIB), GIB),
+        ("default_hugepagesz= ro", (GIB,), GIB),
     ],
 )
 def test_huge_pages_without_a_size_are_the_kernels_default(

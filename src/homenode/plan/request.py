@@ -1,6 +1,7 @@
 """GuestRequest: one VM to be placed, from its definition and the user's options."""
 
 from collections.abc import Sequence
+from contextlib import suppress
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -154,7 +155,8 @@ def choose_huge_page_bytes(host: Host | None) -> int:
     for word in command_line.split():
         key, _, size = word.partition("=")
         if key == "default_hugepagesz":
-            return parse_bytes(size)
+            with suppress(InputError):  # the kernel ignores such a size
+                return parse_bytes(size)
     sizes = {pool.page_bytes for node in (host.nodes if host else ()) for pool in node.page_pools}
     return 2 * MIB if 2 * MIB in sizes else min(sizes, default=2 * MIB)
 

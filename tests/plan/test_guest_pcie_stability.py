@@ -74,8 +74,10 @@ def test_a_hand_made_tree_is_kept_and_extended() -> None:
     assert [(c.index, c.existing) for c in plan.vm.controllers[:2]] == [(1, False), (2, True)]
 
 
-def test_a_device_on_the_wrong_cell_moves_and_the_others_stay() -> None:
-    request, placement = ask(HGX_GPUS[:4]), placed((2, 2), devices=HGX_GPUS[:4])
+@pytest.mark.parametrize("granularity", [PciGranularity.CELL, PciGranularity.ROOT_COMPLEX])
+def test_a_device_on_the_wrong_cell_moves_and_the_others_stay(granularity: PciGranularity) -> None:
+    request, placement = ask(HGX_GPUS[:5]), placed((2, 2), devices=HGX_GPUS[:5])
+    request = asking(request, pci_granularity=granularity)
     plan = assemble(hgx_host(), request, placement)
     tuned = after(request, plan)
     far = next(c for c in of_model(plan, PortModel.EXPANDER_BUS) if c.cell == 1)

@@ -77,7 +77,7 @@ def _describe_topology(
     sentences: list[str] = []
     before = request.guest.cpu_topology
     # Without a topology libvirt makes each vCPU a socket.
-    sockets = before[0] if before else request.guest.vcpus
+    sockets = before.sockets if before else request.guest.vcpus
     if topology.sockets != sockets:
         many = "socket" if topology.sockets == 1 else "sockets"
         instead = f", not {sockets}" if before else f"; without <topology> it would be {sockets}"
@@ -94,8 +94,8 @@ def _describe_topology(
             )
     if topology.threads > 1:
         sentences.append(f"The guest sees {plural(topology.threads, 'thread')} per core.")
-    elif before and before[3] > 1:
-        sentences.append(f"The guest sees one thread a core instead of {before[3]}.")
+    elif before and before.threads > 1:
+        sentences.append(f"The guest sees one thread a core instead of {before.threads}.")
     if topology.dies > 1:
         sentences.append(
             f"The guest is shown {topology.dies} dies a socket, one for each host LLC."

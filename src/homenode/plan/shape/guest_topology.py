@@ -277,7 +277,7 @@ def _choose_flat_topology(
         _check_threads((vcpus,), threads)
         return GuestTopology(sockets, 1, vcpus // threads // sockets, threads)
     # Exposed siblings end here too, if the host has no siblings.
-    hides = siblings is not Siblings.KEEP and topology is not None and topology[3] > 1
+    hides = siblings is not Siblings.KEEP and topology is not None and topology.threads > 1
     is_chosen = topology is None and request.options.objective is not None and vcpus > 1
     if fits and not hides and not is_chosen:
         return None

@@ -257,11 +257,11 @@ def _keep_addresses(
                 continue
             is_right = expander.cell == group.cell
             if granularity is PciGranularity.ROOT_COMPLEX:
-                is_right &= owner.setdefault(expander.index, group.root) == group.root
+                is_right = is_right and owner.setdefault(expander.index, group.root) == group.root
             elif group.switch is not None:
-                is_right &= port.model == PortModel.SWITCH_DOWNSTREAM
+                is_right = is_right and port.model == PortModel.SWITCH_DOWNSTREAM
                 upstream = 0 if port.address is None else port.address.bus
-                is_right &= owner.setdefault(upstream, group.switch) == group.switch
+                is_right = is_right and owner.setdefault(upstream, group.switch) == group.switch
             if is_right:
                 addresses_kept[i] = address
                 break

@@ -96,6 +96,11 @@ def test_each_host_of_several_gets_its_own_plans() -> None:
 def test_the_plan_of_another_host_is_refused_by_name() -> None:
     with pytest.raises(InputError, match=r"a\.json: .*even"):
         add_planned([even_host(2, 1, 1, 4, 1)], [("a.json", plan_of("a"))])
+    equals = [structs.replace(HOST, name=name) for name in ("hgx1", "hgx2")]
+    with pytest.raises(InputError, match="hgx1, hgx2"):
+        add_planned(equals, [("a.json", plan_of("a"))])
+    (found, _) = add_planned([HOST, *equals[1:]], [("a.json", plan_of("a"))])
+    assert [domain.name for domain in found.domains] == ["a"]
 
 
 def test_a_vm_that_runs_already_counts_once_and_as_it_runs() -> None:

@@ -122,8 +122,8 @@ def _sum_node_memory(plan: Plan) -> tuple[tuple[NodeIndex, int], ...]:
 def add_planned(hosts: Sequence[Host], plans: Sequence[tuple[str, Plan]]) -> tuple[Host, ...]:
     """Return the hosts, each with the VMs of its saved plans: (source, plan).
 
-    A VM that runs already counts as it runs. Raises InputError for the plan of another host,
-    UsageError for two plans of one VM or of one device.
+    A VM that runs already counts as it runs. Raises InputError for the plan of another host, or of
+    one of several equal hosts of other names; UsageError for two plans of one VM or one device.
     """
     prints = [host.fingerprint for host in hosts]
     added_domains: list[list[RunningDomain]] = [[] for _ in hosts]
@@ -136,10 +136,15 @@ def add_planned(hosts: Sequence[Host], plans: Sequence[tuple[str, Plan]]) -> tup
                 f"{plan.host_fingerprint[:12] or 'unknown'}), found {names}",
                 hint="--after needs plans of these hosts: plan the VM for one of them",
             )
-        positions = [
-            at for at, fingerprint in enumerate(prints) if fingerprint == plan.host_fingerprint
-        ]
-        position = next((at for at in positions if hosts[at].name == plan.host_name), positions[0])
+        equals = [at for at, key in enumerate(prints) if key == plan.host_fingerprint]
+        position, *others = [at for at in equals if hosts[at].name == plan.host_name] or equals
+        if others:
+            names = shorten_list([hosts[at].name for at in equals], 2)
+            raise InputError(
+                f"{source}: a plan for host {plan.host_name or 'unknown'}, found several hosts "
+                f"with its topology: {names}",
+                hint="name the plan's host as it was named then",
+            )
         domain = domain_of_plan(plan)
         _reject_twice(source, domain, added_domains[position])
         if not any(

@@ -75,6 +75,19 @@ def test_of_a_node_that_spans_packages_the_isolated_cores_come_before_fewer_llcs
     assert placement.vcpu_pins == (CpuSet([0]), CpuSet([1]))
 
 
+@pytest.mark.parametrize(
+    ("isolated", "pages", "counts"),
+    [("", (64, 64), (5, 5)), ("0-3,8-15", (64, 64), (4, 6)), ("", (2, 64), (2, 8))],
+)
+def test_cells_are_unequal_for_isolated_cores_and_free_huge_pages(
+    isolated: str, pages: tuple[int, int], counts: tuple[int, int]
+) -> None:
+    nodes = [NodeSpec(((1,) * 8,), i, pools=(PagePool(GIB, n, n),)) for i, n in enumerate(pages)]
+    asked = asking(small_request(10, 10 * GIB), unequal_cells=True)
+    placement = place(host_of(nodes, isolated=isolated), replace(asked, page_bytes=GIB))
+    assert groups(placement) == counts
+
+
 # A tidy set of GPUs is worth less than the VM's own locality.
 
 

@@ -158,8 +158,12 @@ def split_pages(total: int, weights: Sequence[int], space: Sequence[int]) -> tup
 
     >>> split_pages(36, (10, 10), (6, 30)), split_pages(7, (4, 4), (4, 3))
     ((6, 30), (4, 3))
-    >>> split_pages(4, (1, 1), (2, 2))
-    (2, 2)
+    >>> split_pages(4, (1, 1), (2, 2)), split_pages(4, (100, 1, 1), (9, 9, 9))
+    ((2, 2), (2, 1, 1))
+    >>> split_pages(3, (1, 1), (2, 2)), split_pages(3, (1, 1), (1, 2))
+    ((2, 1), (1, 2))
+    >>> split_pages(9, (1, 2), (9, 9)), split_pages(20, (1, 3, 6), (20, 20, 5))
+    ((3, 6), (4, 11, 5))
     """
     shares = [1] * len(weights)
     pages = total - len(weights)

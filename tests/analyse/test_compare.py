@@ -20,8 +20,10 @@ from homenode.decide.comparison import (
     EvidenceLevel,
     MetricTest,
     Outcome,
+    UnjudgedEffect,
     adjust_p_values,
     is_large,
+    judge_effects,
 )
 from homenode.decide.distributions import f_upper_p, two_sided_p
 from homenode.decide.intervals import Interval
@@ -310,6 +312,14 @@ def test_a_difference_is_large_from_what_matters_on(metric: str) -> None:
     low, high = {"memory-bandwidth": (0.94, 1.3), "memory-latency": (1 / 1.3, 1 / 0.94)}[metric]
     perhaps_worse = replace(effect, ratio=1.0, low=low, high=high, outcome=Outcome.CANNOT_TELL)
     assert _find_position(perhaps_worse, METRICS[metric]) is MetricRank.UNSHOWN
+    for low, high, outcome in (
+        (0.96, 1.04, Outcome.NO_DIFFERENCE),
+        (0.96, 1.06, Outcome.CANNOT_TELL),
+        (0.94, 1.04, Outcome.CANNOT_TELL),
+    ):
+        unclear = replace(effect, ratio=1.0, p=0.5, low=low, high=high)
+        (judged,) = judge_effects([UnjudgedEffect(unclear, None, 0.0)])
+        assert judged.outcome is outcome
 
 
 @pytest.mark.parametrize(

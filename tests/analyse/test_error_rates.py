@@ -10,7 +10,7 @@ import pytest
 from msgspec.structs import replace
 
 from homenode.decide.alternative import group_runs
-from homenode.decide.compare import _compute_imbalance
+from homenode.decide.compare import _compute_imbalance, measure_boot_gap
 from homenode.decide.comparison import Effect, Outcome, correct_by_holm
 from homenode.decide.distributions import (
     compute_t_quantile,
@@ -285,6 +285,16 @@ def test_the_error_of_three_in_six_rounds_is_that_of_a_two_way_analysis(
     interval = compute_interval(made[0], made[1], neighbours=made[2:])
     variance = inner / 3 or 12 * off**2 / (2 * 5)
     assert interval is not None and interval.error == pytest.approx(math.sqrt(2 * variance / 6))
+
+
+@pytest.mark.parametrize(
+    ("ratio", "error", "gap"), [(1.3, 0.05, 1.3), (1.3, 0.06, 1.0), (1.24, 0.0, 1.0)]
+)
+def test_boots_are_in_states_from_a_quarter_and_five_of_their_errors_on(
+    ratio: float, error: float, gap: float
+) -> None:
+    boots = replace(_series((0.0, math.log(ratio))), inner_variance=error**2)
+    assert measure_boot_gap(boots) == pytest.approx(gap)
 
 
 def test_what_varies_more_counts_up_to_six_times_the_noise() -> None:

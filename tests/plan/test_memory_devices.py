@@ -8,6 +8,7 @@ from lxml import etree
 from msgspec import structs
 from msgspec.structs import replace
 
+from homenode.bdf import Bdf
 from homenode.check.domain.devices import find_limits
 from homenode.check.domain.verification import compare_with_plan
 from homenode.check.verify.expectation import build_expectation
@@ -19,6 +20,7 @@ from homenode.plan.pipeline import plan_file
 from homenode.plan.request import GuestRequest
 from homenode.plan.search.place import place
 from homenode.plan.shape.assemble import assemble
+from homenode.plan.shape.guest_numa import map_initiators
 from homenode.plan.stored import domain_of_plan
 from homenode.show.explain import explain
 from homenode.show.plan_text import answer_line
@@ -308,6 +310,14 @@ def test_eight_cells_without_vcpus_and_memory_follow_the_cells_of_the_vm() -> No
     assert domain_of_plan(plan).memory_by_node == ((0, 4 * GIB),)
     lines = [line for section in explained(explain(plan, NEW)) for line in section.lines]
     assert any(line.startswith("Guest nodes 1-8 are for the memory of GPU") for line in lines)
+
+
+@pytest.mark.parametrize(("count", "shares"), [(2, [4]), (3, [])])
+def test_gpus_of_one_cpu_share_its_nodes_evenly_or_have_none(count: int, shares: list[int]) -> None:
+    gpu = NEW.device_at[Bdf.parse(GPU)]
+    grace = [(Bdf(9, n, 0, 0), gpu.node) for n in range(1, count)]
+    nodes_of_gpu = map_initiators(NEW, [(gpu.bdf, gpu.node), *grace], [gpu])
+    assert [len(nodes) for nodes in nodes_of_gpu.values()] == shares
 
 
 def test_the_document_names_them_and_a_flat_layout_takes_them_back() -> None:

@@ -19,7 +19,7 @@ from homenode.decide.distributions import (
     range_upper_p,
     two_sided_p,
 )
-from homenode.decide.intervals import compute_interval
+from homenode.decide.intervals import _is_one_variance, _Variance, compute_interval
 from homenode.decide.recommendation import recommend
 from homenode.decide.summary import Series, SeriesKey
 from homenode.measure.results.model import Run
@@ -297,6 +297,13 @@ def test_boots_are_in_states_from_a_quarter_and_five_of_their_errors_on(
     assert measure_boot_gap(boots) == pytest.approx(gap)
 
 
+@pytest.mark.parametrize(("freedoms", "is_one"), [((2.0, 8.0), False), ((8.0, 2.0), True)])
+def test_few_boots_rarely_vary_five_times_as_much_as_many(
+    freedoms: tuple[float, float], is_one: bool
+) -> None:
+    assert _is_one_variance((_Variance(5.0, freedoms[0]), _Variance(1.0, freedoms[1]))) is is_one
+
+
 def test_what_varies_more_counts_up_to_six_times_the_noise() -> None:
     def error(times: float) -> float:
         noisy = _series([times * log for log in _QUIET])
@@ -307,13 +314,15 @@ def test_what_varies_more_counts_up_to_six_times_the_noise() -> None:
     assert error(3) < error(5) < error(8) == pytest.approx(error(50))
 
 
-@pytest.mark.parametrize(("rounds", "freedom"), [(3, 4), (4, 3.8125)])
+@pytest.mark.parametrize(
+    ("rounds", "drift", "freedom"), [(3, 0.3, 4), (4, 0.3, 3.8125), (4, 0.04, 3.8125)]
+)
 def test_from_four_rounds_on_each_of_three_has_its_own_variance(
-    rounds: int, freedom: float
+    rounds: int, drift: float, freedom: float
 ) -> None:
     rows = (_QUIET, _SHIFTED, (0.02, -0.01, 0.03, -0.02))
     series = [
-        _series(list(map(sum, zip(row[:rounds], _ROUNDS, strict=False))), in_rounds=True)
+        _series([log + drift * n for n, log in enumerate(row[:rounds])], in_rounds=True)
         for row in rows
     ]
     tested = compute_interval(series[0], series[1], neighbours=series[2:])
@@ -394,9 +403,12 @@ def test_the_closed_test_is_that_of_ryan_einot_gabriel_and_welsch() -> None:
     assert alone >= 5
 
 
-def test_rounds_that_differ_by_a_step_are_blocks_and_no_line() -> None:
+@pytest.mark.parametrize(("height", "is_line"), [(0.6, False), (0.05, True)])
+def test_rounds_that_differ_by_a_large_step_are_blocks_and_no_line(
+    height: float, is_line: bool
+) -> None:
     """Paired by their rounds, the two differ as surely as without the step."""
-    step = (0.0, 0.0, 0.0, 0.6, 0.6, 0.6)
+    step = (0.0,) * 3 + (height,) * 3
     first = [log + rise for log, rise in zip((*_QUIET, 0.0, -0.01), step, strict=True)]
     second = [log + rise + 0.05 for log, rise in zip((0.01, 0.0, *_QUIET), step, strict=True)]
     timed = [
@@ -404,7 +416,7 @@ def test_rounds_that_differ_by_a_step_are_blocks_and_no_line() -> None:
         for late, logs in enumerate((first, second))
     ]
     difference = compute_interval(timed[0], timed[1])
-    assert difference is not None and not difference.adjusted
+    assert difference is not None and difference.adjusted is is_line
     assert difference.low > 1.0
 
 

@@ -370,6 +370,8 @@ def test_the_strongest_evidence_that_can_tell_decides() -> None:
     assert level(*runs("another", kind)) == (EvidenceLevel.MEASURED, False)
     assert level(*runs(here, kind, 1), *runs("another", kind)) == (EvidenceLevel.MEASURED, False)
     assert level(*runs(here, kind, 1)) == (EvidenceLevel.PROVISIONAL, True)
+    mixed = (*runs(here, kind, 1)[:1], *runs(here, kind)[1:])  # of default one boot
+    assert level(*mixed) == (EvidenceLevel.PROVISIONAL, True)
     assert level(*runs("another", "another kind")) == (EvidenceLevel.RULE, False)
     assert level() == (EvidenceLevel.RULE, False)
 

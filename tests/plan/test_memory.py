@@ -12,6 +12,7 @@ from homenode.plan.memory import compute_overhead, count_node_memory, free_memor
 from homenode.plan.planner import plan
 from homenode.plan.request import GuestRequest, choose_huge_page_bytes
 from homenode.plan.search.place import place
+from homenode.plan.shape.guest_numa import list_memory_homes
 from homenode.units import GIB, MIB
 from homenode.vm.layout import PRESETS, MemoryBinding
 from homenode.vm.plan import Relaxation, Unplannable
@@ -166,6 +167,9 @@ def test_memory_beyond_the_vms_nodes_is_bound_to_the_nearest_others_with_a_findi
     assert placement.memory_nodes == (0, 1)
     assert placement.relaxations == (Relaxation.MEMORY_ELSEWHERE,)
     assert "memory-from-other-nodes" in {f.id for f in placement.findings}
+    untold = structs.replace(host, distances=None)  # the first of equally near nodes
+    request = small_request(8, 20 * GIB, layout="pin-bound")
+    assert place(untold, request).memory_nodes == (0, 1)
 
 
 def test_the_nearest_node_is_near_to_one_of_the_vms_nodes_and_nodes_are_in_order() -> None:
@@ -209,6 +213,8 @@ def test_memory_of_an_allowed_node_without_pus_goes_with_the_nearest_node() -> N
     between = structs.replace(host, distances=((10, 21, 14), (21, 10, 14), (14, 14, 10)))
     tied = place(between, asking(request, memory_nodes_allowed=(NodeIndex(2),)))
     assert tied.memory_nodes == (0, 2)
+    wide = place(between, asking(small_request(12), memory_nodes_allowed=(NodeIndex(2),)))
+    assert list_memory_homes(between, wide) == ((0, 2), (1,))
 
 
 def test_huge_pages_may_be_reserved_but_nodes_that_have_them_come_first() -> None:

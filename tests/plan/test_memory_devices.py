@@ -312,11 +312,16 @@ def test_eight_cells_without_vcpus_and_memory_follow_the_cells_of_the_vm() -> No
     assert any(line.startswith("Guest nodes 1-8 are for the memory of GPU") for line in lines)
 
 
-@pytest.mark.parametrize(("count", "shares"), [(2, [4]), (3, [])])
-def test_gpus_of_one_cpu_share_its_nodes_evenly_or_have_none(count: int, shares: list[int]) -> None:
+@pytest.mark.parametrize(
+    ("machine", "count", "shares"),
+    [(NEW, 2, [4]), (NEW, 3, []), (structs.replace(NEW, distances=None), 1, [32])],
+)
+def test_gpus_of_one_cpu_share_its_nodes_evenly_or_have_none(
+    machine: Host, count: int, shares: list[int]
+) -> None:
     gpu = NEW.device_at[Bdf.parse(GPU)]
     grace = [(Bdf(9, n, 0, 0), gpu.node) for n in range(1, count)]
-    nodes_of_gpu = map_initiators(NEW, [(gpu.bdf, gpu.node), *grace], [gpu])
+    nodes_of_gpu = map_initiators(machine, [(gpu.bdf, gpu.node), *grace], [gpu])
     assert [len(nodes) for nodes in nodes_of_gpu.values()] == shares
 
 

@@ -35,8 +35,7 @@ def test_a_vm_on_many_nodes_gets_two_emulator_cores_at_most() -> None:
     everywhere = asking(small_request(56), policy=Policy.SPREAD)
     placement = place(even_host(8, 1, 1, 8, 1), everywhere)
     assert len(placement.nodes) == 8
-    assert placement.emulator_pus is not None
-    assert len(placement.emulator_pus) == 2
+    assert placement.emulator_pus == CpuSet([7, 15])
 
 
 def test_iothreads_get_cores_of_their_own_while_there_are_any() -> None:
@@ -53,6 +52,7 @@ def test_a_full_node_sends_the_emulator_to_the_nearest_node_with_room() -> None:
     placement = place(host, small_request(4, devices=["10:00.0"]))
     assert placement.nodes == (1,)
     assert placement.emulator_pus == CpuSet.parse("0")
+    assert place(even_host(3, 1, 1, 4, 1), small_request(4)).emulator_pus == CpuSet.parse("4")
 
 
 @pytest.mark.parametrize(

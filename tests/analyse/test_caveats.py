@@ -16,7 +16,7 @@ from homenode.decide.alternative import Alternative, group_runs
 from homenode.decide.caveats import find_caveats, find_own_caveats
 from homenode.decide.compare import compare
 from homenode.decide.comparison import Outcome, make_caveat
-from homenode.decide.health import check_results, fit_sweeps
+from homenode.decide.health import _find_slow_gpus, check_results, fit_sweeps
 from homenode.decide.machine_facts import assign_runs
 from homenode.decide.matrices import (
     Axis,
@@ -319,6 +319,12 @@ def test_gpus_that_differ_by_chance_or_one_slow_link_are_no_groups() -> None:
         figures = [25.0 * rng.gauss(1, 0.01) for _ in range(8)]
         assert not list(find_far_copies(alternative("default", figures)))
     assert not list(find_far_copies(alternative("default", (*AFTER[:7], 12.0))))
+    near = alternative("default", AFTER)
+    (run,) = near.runs  # and copies of 4 KiB in two groups
+    small = alternative("default", BEFORE).runs[0].samples
+    samples = (*run.samples, *(replace(sample, size_bytes=4096) for sample in small))
+    assert not list(find_far_copies(replace(near, runs=(replace(run, samples=samples),))))
+    assert not _find_slow_gpus({(gpu, 4096, None): (1e9, math.nan) for gpu in range(4)})
 
 
 def test_copies_that_were_bound_to_the_other_node_are_remote() -> None:

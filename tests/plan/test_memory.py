@@ -224,6 +224,9 @@ def test_huge_pages_may_be_reserved_but_nodes_that_have_them_come_first() -> Non
     assert place(host, request).nodes == (1,)
     bare = even_host(1, pools=(empty,))
     assert place(bare, request).nodes == (0,)
+    halves = replace(small_request(6, 5 * GIB), page_bytes=GIB)  # 2.5 pages of each node
+    cost = {term.name: term.value for term in place(even_host(2, threads=1), halves).cost}
+    assert cost["pages_to_reserve"] == 3 + 3
     rejections = _rejections(bare, replace(small_request(4, 96 * GIB), page_bytes=GIB))
     assert any(r.constraint == "pages" for r in rejections)
 
@@ -246,7 +249,7 @@ def test_huge_pages_that_a_planned_vm_still_needs_are_taken_off_the_ordinary_mem
 
 
 def test_pages_of_a_running_vm_whose_document_names_no_size_are_those_of_the_default() -> None:
-    running = pinned_domain("0-3", memory_by_node=((0, 8 * GIB),), page_bytes=0)
+    running = pinned_domain("0-3", memory_by_node=((0, 15 * GIB // 2),), page_bytes=0)
     host = even_host(1, domains=[running], pools=(PagePool(GIB, 10, 10),))
     request = replace(small_request(4, 4 * GIB), page_bytes=GIB)
     assert free_memory(host, request, host.nodes[0], GIB)[1] == 2

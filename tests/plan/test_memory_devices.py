@@ -16,7 +16,9 @@ from homenode.cpuset import CpuSet
 from homenode.machine.description.parse import load_shipped
 from homenode.machine.pci import DeviceKind
 from homenode.machine.topology import Host
+from homenode.plan.memory import list_device_pages
 from homenode.plan.pipeline import plan_file
+from homenode.plan.planner import plan as plan_vm
 from homenode.plan.request import GuestRequest
 from homenode.plan.search.place import place
 from homenode.plan.shape.assemble import assemble
@@ -83,6 +85,15 @@ def with_devices(request: GuestRequest, *devices: tuple[int, int]) -> GuestReque
         for cell, gib in devices
     )
     return replace(request, guest=structs.replace(request.guest, memory_devices=dimms))
+
+
+@pytest.mark.parametrize("layout", ["pin-numa", "pin-bound"])
+def test_a_device_of_half_a_page_more_takes_a_whole_one(layout: str) -> None:
+    dimm = MemoryDevice(cell=0, size_bytes=5 * GIB // 2, plugged_bytes=5 * GIB // 2)
+    request = replace(small_request(4, 4 * GIB, layout=layout), page_bytes=GIB)
+    request = replace(request, guest=structs.replace(request.guest, memory_devices=(dimm,)))
+    assert list_device_pages(request) == ((0, 3),)
+    assert [pages.pages for pages in plan_vm(even_host(1), request).page_reservations] == [4 + 3]
 
 
 def test_a_dimm_counts_in_pages_locked_memory_dma_and_the_summary(hgx: Host) -> None:

@@ -100,9 +100,7 @@ def test_a_node_without_the_permitted_gpu_is_named(pci_id: str, is_there: bool) 
 
 
 @pytest.mark.parametrize(("name", "pci_id"), [("y", "10DE:20B0"), ("x", "10DE:20B0"), ("x", "")])
-def test_gpus_under_host_devices_count_where_the_cluster_has_their_id(
-    name: str, pci_id: str
-) -> None:
+def test_gpus_under_host_devices_count_by_the_clusters_id(name: str, pci_id: str) -> None:
     by_name = [{"name": f"g{i}", "deviceName": name} for i in range(8)]
     text = vmi({"cores": 48, **FLAT}, devices={"gpus": [], "hostDevices": by_name})
     cluster = Cluster(GATES | {"HostDevices"}, permitted={"x": pci_id})
@@ -209,9 +207,7 @@ def test_gpus_of_both_nodes_need_cpus_of_both_whatever_the_memory_needs(
         0,
     ),
 )
-def test_a_vm_that_follows_the_fix_has_cpus_on_all_nodes_of_its_gpus(
-    host: str, gpus: int, cores: int
-) -> None:
+def test_a_fix_gives_cpus_on_all_nodes_of_the_gpus(host: str, gpus: int, cores: int) -> None:
     node, pages = load_host(host), {"hugepages": {"pageSize": "2Mi"}}
     for cpu in (FLAT, {}):
         text = vmi({**cpu, "cores": cores, "threads": 1}, {"guest": "32Gi", **pages}, gpus)
@@ -245,9 +241,7 @@ def test_a_vm_without_dedicated_cpus_is_told_at_once_what_they_need() -> None:
     ("memory", "page", "right"),
     [("512500Mi", "1Gi", "501Gi"), ("1001Ki", "2Mi", "2Mi")],
 )
-def test_the_fix_of_memory_that_is_not_whole_names_the_next_size(
-    memory: str, page: str, right: str
-) -> None:
+def test_the_fix_of_memory_names_the_next_size(memory: str, page: str, right: str) -> None:
     text = vmi(memory={"guest": memory, "hugepages": {"pageSize": page}})
     findings = check(read_vmi(text, "v"), None, None).findings
     (found,) = (one for one in findings if one.id == "huge-pages-not-whole")
@@ -279,9 +273,7 @@ def test_what_a_source_lacks_is_not_checked() -> None:
         ({"hostDevices": [CLAIM]}, GATES | {"HostDevices"}, "HostDevicesWithDRA"),
     ],
 )
-def test_gates_of_devices_and_claims_are_named(
-    devices: dict[str, Any], gates: frozenset[str], off: str
-) -> None:
+def test_gates_of_devices_named(devices: dict[str, Any], gates: frozenset[str], off: str) -> None:
     cluster = Cluster(gates, permitted=PERMITTED)
     (found,) = check(read_vmi(vmi(devices=devices), "vmi"), None, cluster).findings
     assert found.id == "gate-off" and found.subject == f"feature gate {off}"
@@ -363,9 +355,7 @@ def test_a_fix_for_a_nic_does_not_add_the_nodes_gpu() -> None:
     ("host", "pci_id", "is_grace"),
     [("gh200x4", "", True), (None, "10de:2342", True), ("hgx-h100", "10DE:2342", False)],
 )
-def test_the_script_of_a_configmap_is_no_hook_for_grace_gpus(
-    host: str | None, pci_id: str, is_grace: bool
-) -> None:
+def test_the_script_is_no_hook_for_grace(host: str | None, pci_id: str, is_grace: bool) -> None:
     nic = vmi(gpus=0, annotations={HOOK_ANNOTATION: SCRIPT}, devices={"hostDevices": [{}]})
     assert "hook-annotation-wrong" not in ids(nic, load_host("gh200x4"))
     cluster = Cluster(GATES, permitted={"x": pci_id})
@@ -416,9 +406,7 @@ def test_a_version_that_was_not_tested_is_named(version: str, count: int) -> Non
         "granularity",
     ),
 )
-def test_an_annotation_that_makes_no_sidecar_is_found(
-    annotations: dict[str, str], wrong: bool
-) -> None:
+def test_an_annotation_without_sidecar_is_found(annotations: dict[str, str], wrong: bool) -> None:
     assert ("hook-annotation-wrong" in ids(vmi(annotations=annotations))) == wrong
 
 

@@ -140,9 +140,7 @@ def printed_lines(directory: Path, *options: str) -> list[str]:
 
 @pytest.mark.parametrize("case", CONFIGURATIONS)
 @pytest.mark.parametrize("version", ["v1.6.0", "v1.8.4"])
-def test_each_printed_line_works_twice_on_each_kind_of_cluster(
-    cluster: Cluster, tmp_path: Path, case: str, version: str
-) -> None:
+def test_each_line_works_twice(cluster: Cluster, tmp_path: Path, case: str, version: str) -> None:
     configuration = CONFIGURATIONS[case]
     gates = configuration.get("developerConfiguration", {}).get("featureGates", [])
     devices = configuration.get("permittedHostDevices", {}).get("pciHostDevices", [])
@@ -174,9 +172,7 @@ def test_each_printed_line_works_twice_on_each_kind_of_cluster(
 
 
 @pytest.mark.parametrize("image", [(), ("--image", "registry.example/sidecar:1")])
-def test_a_vm_that_exists_gets_the_hook_and_keeps_the_fields_that_it_has(
-    cluster: Cluster, tmp_path: Path, image: tuple[str, ...]
-) -> None:
+def test_an_existing_vm_gets_hook(cluster: Cluster, tmp_path: Path, image: tuple[str, ...]) -> None:
     lines = printed_lines(tmp_path / "sidecar", "--vm", "old", *image)
     manifest = (tmp_path / "sidecar/vm.yaml").read_text().replace("homenode/on-error", "x/mine")
     cluster.sh("kubectl delete vm --all -A && kubectl create -f -", text=manifest)

@@ -155,9 +155,7 @@ def test_the_new_document_and_nothing_else_is_on_stdout(root: Path) -> None:
     ],
     ids=range(11),
 )
-def test_bad_input_fails_or_is_passed_through_as_the_policy_says(
-    text: str, domain: str, code: int, said: str
-) -> None:
+def test_the_policy_decides_on_bad_input(text: str, domain: str, code: int, said: str) -> None:
     failed = in_process(text, domain)
     assert (failed.document, failed.exit_code) == (None, code)
     assert said in failed.notes[0]
@@ -278,9 +276,7 @@ def children_cpu(spent: list[float]) -> Iterator[None]:
     spent.append(after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime)
 
 
-def test_the_hook_answers_under_the_limits_of_a_sidecar(
-    root: Path, sidecar: tuple[str, ...]
-) -> None:
+def test_the_hook_answers_within_a_sidecars_limits(root: Path, sidecar: tuple[str, ...]) -> None:
     entered = " && ".join(f'echo $$ > "{group}/cgroup.procs"' for group in sidecar)
     given = ("--vmi", vmi(), "--domain", ibm_document(), "--root", str(root))
     hook = (sys.executable, "-m", "homenode", "kubevirt", "on-define-domain", *given)

@@ -101,9 +101,7 @@ def calls() -> list[tuple[str, str]]:
 
 
 @pytest.mark.parametrize("python", [sys.executable, *OTHER_PYTHONS])
-def test_the_script_gives_every_document_the_tree_of_the_images_hook(
-    python: str, roots: dict[str, Path]
-) -> None:
+def test_script_and_image_give_the_same_tree(python: str, roots: dict[str, Path]) -> None:
     path = shutil.which(python)
     if path is None or subprocess.run([path, "-V"], capture_output=True, check=False).returncode:
         pytest.skip(f"no {python} here")

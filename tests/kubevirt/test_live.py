@@ -51,9 +51,7 @@ def test_the_installed_schema_takes_what_the_hook_gives() -> None:
 
 @pytest.mark.libvirt
 @pytest.mark.parametrize("vm", ["ibm", "small"])
-def test_libvirt_defines_what_the_hook_gives_and_the_hook_keeps_what_it_prints(
-    libvirt: None, tmp_path: Path, vm: str
-) -> None:
+def test_libvirt_and_the_hook_take_each_others(libvirt: None, tmp_path: Path, vm: str) -> None:
     given = {"kind": "qemu", "name": NAME}
     xml = ibm_document(**given) if vm == "ibm" else document(IBM_GPUS, pins=PINS, **given)  # type: ignore[arg-type]
     path = tmp_path / "placed.xml"
@@ -67,9 +65,7 @@ def test_libvirt_defines_what_the_hook_gives_and_the_hook_keeps_what_it_prints(
 
 
 @pytest.mark.libvirt
-def test_kubevirts_second_definition_has_the_places_of_the_first(
-    libvirt: None, tmp_path: Path
-) -> None:
+def test_a_second_definition_has_the_firsts_places(libvirt: None, tmp_path: Path) -> None:
     """It has what libvirt printed of the first, without <target>; libvirt's own ports with it."""
     nic = '<interface type="user"><model type="virtio-non-transitional"/></interface>'
     before = valid(document(IBM_GPUS, pins=PINS, kind="qemu", name=NAME, controllers=nic))
@@ -90,9 +86,7 @@ def test_kubevirts_second_definition_has_the_places_of_the_first(
 
 @pytest.mark.libvirt
 @pytest.mark.parametrize("granularity", PciGranularity)
-def test_disks_and_nics_without_an_address_stay_off_the_expander_buses(
-    libvirt: None, tmp_path: Path, granularity: PciGranularity
-) -> None:
+def test_other_devices_stay_off(libvirt: None, tmp_path: Path, granularity: PciGranularity) -> None:
     """As KubeVirt has it: empty root ports for hot-plug, and devices that libvirt is to place."""
     loose = "".join(f'<controller type="pci" index="{i}" model="pcie-root-port"/>' for i in (1, 2))
     loose += (

@@ -63,9 +63,7 @@ DOCUMENTS = (
     part(list(product(DOCUMENTS, PciGranularity, (False, True))), 0),
     ids=count(),
 )
-def test_the_second_definition_has_the_cells_and_bus_numbers_of_the_first(
-    xml: str, granularity: PciGranularity, knows_targets: bool
-) -> None:
+def test_the_second_agrees(xml: str, granularity: PciGranularity, knows_targets: bool) -> None:
     first, second = twice(xml, knows_targets=knows_targets, granularity=granularity)
     assert expanders(second) == expanders(first)
     assert addresses(second) == addresses(first)
@@ -91,9 +89,7 @@ def test_a_third_call_changes_nothing(knows_targets: bool) -> None:
 @pytest.mark.parametrize(
     ("knows_targets", "knows_initiators"), [(False, False), (True, False), (True, True)]
 )
-def test_grace_gpus_get_their_cells_of_initiators_again(
-    knows_targets: bool, knows_initiators: bool
-) -> None:
+def test_grace_gpus_get_their_cells_again(knows_targets: bool, knows_initiators: bool) -> None:
     first, second = twice(
         grace_vm(), knows_targets=knows_targets, knows_initiators=knows_initiators, host="gh200x4"
     )

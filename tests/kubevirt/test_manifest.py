@@ -45,9 +45,7 @@ def test_the_annotation_is_the_hook_s_list_for_every_version(version: HookVersio
     ("gpus", "vcpus", "topology"),
     [(8, 96, (2, 24, 2)), (4, 96, (1, 48, 2)), (8, 94, (2, 47, 1)), (8, 95, (1, 95, 1))],
 )
-def test_a_vm_of_two_packages_has_two_sockets_and_no_room_for_more(
-    gpus: int, vcpus: int, topology: tuple[int, int, int]
-) -> None:
+def test_two_packages_are_sockets(gpus: int, vcpus: int, topology: tuple[int, int, int]) -> None:
     vm = build_virtual_machine(ManifestOptions(gpus=gpus, vcpus=vcpus))
     cpu = vm["spec"]["template"]["spec"]["domain"]["cpu"]
     assert (cpu["sockets"], cpu["cores"], cpu["threads"]) == topology
@@ -148,9 +146,7 @@ def test_a_version_that_has_not_the_hooks_interface_is_a_usage_error(version: st
         (ManifestOptions(vcpus=150, gpus=4), []),
     ],
 )
-def test_untested_versions_and_uneven_vcpus_are_warnings(
-    options: ManifestOptions, warned: list[str]
-) -> None:
+def test_untested_settings_are_warnings(options: ManifestOptions, warned: list[str]) -> None:
     assert [warning.split()[0] for warning in list_untested_parts(options)] == warned
 
 

@@ -64,9 +64,7 @@ def test_the_schema_finds_misspelt_fields_wrong_types_and_missing_ones() -> None
 
 
 @pytest.mark.parametrize("before", [{}, {"developerConfiguration": {"featureGates": ["Root"]}}])
-def test_the_templates_make_patches_of_a_cr_that_the_schema_takes(
-    before: dict[str, Any], tmp_path: Path
-) -> None:
+def test_the_schema_takes_the_templates_patches(before: dict[str, Any], tmp_path: Path) -> None:
     if shutil.which("kubectl") is None:
         pytest.skip("no kubectl here")
     cr = {
@@ -141,9 +139,7 @@ def run_job(script: str, tmp_path: Path, code: int) -> subprocess.CompletedProce
 
 
 @pytest.mark.parametrize(("code", "ends"), [(0, 0), (1, 0), (3, 3)])
-def test_a_job_collects_its_run_whatever_was_found_and_fails_where_nothing_was_measured(
-    code: int, ends: int, tmp_path: Path
-) -> None:
+def test_a_job_fails_only_without_a_measurement(code: int, ends: int, tmp_path: Path) -> None:
     done = run_job(GUEST_SCRIPT, tmp_path, code)
     assert done.returncode == ends, done.stderr
     (run,) = (tmp_path / "results").glob("*/*/results.jsonl")

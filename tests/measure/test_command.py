@@ -274,9 +274,7 @@ def test_an_output_without_a_figure_is_refused(output: str) -> None:
         read_metric(AppCommand(("true",), "x ([0-9.,]+)"), output)
 
 
-def test_a_virtual_machine_is_not_measured_as_a_host_unless_it_is_forced(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_vm_is_not_measured_as_a_host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     if not is_virtual(LiveSnapshot()):
         pytest.skip("this machine is no virtual one")
     monkeypatch.chdir(tmp_path)

@@ -211,9 +211,7 @@ def spread(of_one: tuple[int, int, int], pus: int = 64) -> str:
         ((30, 60, 10), []),  # a daemon's burst
     ],
 )
-def test_a_neighbour_on_one_of_many_pus_is_found(
-    ticks: tuple[int, int, int], ids: list[str]
-) -> None:
+def test_a_neighbour_on_one_pu_is_found(ticks: tuple[int, int, int], ids: list[str]) -> None:
     looks = IdleReadings(
         look(changed={"/proc/stat": stat(1000, 1000, 0, 64)}),
         look(changed={"/proc/stat": spread(ticks)}),
@@ -240,9 +238,7 @@ def test_time_that_no_one_counts_is_inconclusive() -> None:
 @pytest.mark.parametrize(
     ("state", "severity"), [("P0", Severity.WARNING), ("P8", Severity.INCONCLUSIVE)]
 )
-def test_a_slow_link_is_reported_and_a_resting_one_is_not_judged(
-    state: str, severity: Severity
-) -> None:
+def test_a_slow_link_is_reported_unless_it_rests(state: str, severity: Severity) -> None:
     made = with_link(2.5, state)
     quiet = IdleReadings(look(made), look(made, {"/proc/stat": stat(1000, 2000, 0)}), CpuSet([0]))
     found = {finding.id: finding for finding in preflight(made, quiet)}
@@ -276,7 +272,7 @@ def test_old_kernels_count_no_stolen_time() -> None:
     assert proc_stat.parse("cpu7 1 2 3 4\n")[0].stolen == 0
 
 
-def test_damaged_output_is_read_or_refused_and_nothing_else() -> None:
+def test_damaged_output_is_read_or_refused() -> None:
     assert survives(proc_stat.parse, stat(5, 6, 7), MUTATIONS) > 0
 
 
@@ -311,9 +307,7 @@ def arm(vendor: str = "ARM", pci_vendor: int | None = None) -> Host:
         (arm("ARM"), {PRODUCT: "OpenStack Nova\n"}, None),
     ],
 )
-def test_an_arm_guest_is_judged_only_by_what_tells(
-    host: Host, files: dict[str, str], expected: bool | None
-) -> None:
+def test_arm_guests_by_what_tells(host: Host, files: dict[str, str], expected: bool | None) -> None:
     assert is_emulated(machine(files), host) is expected
 
 

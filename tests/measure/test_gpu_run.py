@@ -175,9 +175,7 @@ class PoweredMachine(GpuMachine):
         return super().run(argv, timeout_s, input, environment=environment)
 
 
-def test_power_is_read_during_a_test_and_stored_with_its_gpu(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_power_is_stored_with_its_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(power, "POWER_EVERY_S", 0.001)
     outcome = run(PoweredMachine(), tmp_path, SuiteGroup.GPU_BANDWIDTH)
     assert outcome.run is not None

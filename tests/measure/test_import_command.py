@@ -164,9 +164,7 @@ def test_no_damaged_study_directory_or_log_stops_an_import() -> None:
         (parse_sysbench, sysbench.MEMORY),
     ],
 )
-def test_damaged_output_is_read_or_refused_and_nothing_else(
-    parse: Callable[[str], object], text: str
-) -> None:
+def test_damaged_output_is_read_or_refused(parse: Callable[[str], object], text: str) -> None:
     assert survives(parse, text, MUTATIONS) > 0
 
 
@@ -216,9 +214,7 @@ def test_files_of_one_name_below_two_directories_are_two_runs(tmp_path: Path) ->
     assert set(layouts_of(tmp_path / "b")) == {"before-run1", "after-run1"}
 
 
-def test_a_pattern_names_the_layout_of_several_runs_and_a_name_goes_before_it(
-    tmp_path: Path,
-) -> None:
+def test_a_pattern_names_the_layout_of_runs_that_no_name_has(tmp_path: Path) -> None:
     paths = logs(tmp_path, "before/run1", "before/run2", "after/run1", "after/run2")
     layouts = ("--layout", "before*=default", "--layout", "after*=pin")
     single = ("--layout", "after-run2=pin-numa")
@@ -270,9 +266,7 @@ def test_two_tables_of_one_text_are_repeats_of_each_other(tmp_path: Path) -> Non
         ("60c", "unknown"),
     ],
 )
-def test_the_studys_names_are_known_with_a_number_of_cores_or_a_repeat(
-    name: str, layout: str
-) -> None:
+def test_the_studys_names_are_known_with_cores_or_a_repeat(name: str, layout: str) -> None:
     (one,) = build_runs([directory(STUDY, name)], ImportOptions())
     assert one.run.head.switches.name == layout
     assert one.run.head.name == name
@@ -377,9 +371,7 @@ def test_a_file_with_zero_bytes_is_binary_under_a_mark_too(tmp_path: Path) -> No
     assert [gap.reason for gap in found.skipped] == ["binary"]
 
 
-def test_texts_that_are_too_large_are_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_too_large_texts_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(import_directory, "MAX_BYTES", 5000)
     for number in range(6):
         (tmp_path / f"{number}").mkdir()
@@ -407,9 +399,7 @@ def test_a_directory_that_may_not_be_read_is_reported(tmp_path: Path) -> None:
     assert "Permission denied" in done.stdout
 
 
-def test_a_directory_that_goes_away_meanwhile_is_reported(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_directory_that_goes_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "gone").mkdir()
     (tmp_path / "log.txt").write_text(mlc.OUTPUT)
     read = import_directory._read_texts

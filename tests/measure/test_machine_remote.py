@@ -242,9 +242,7 @@ def test_an_ssh_that_never_ends_is_left(tmp_path: Path, monkeypatch: pytest.Monk
     "lost",
     ["client_loop: send disconnect: Broken pipe", "Connection to vm7 closed by remote host."],
 )
-def test_a_connection_that_a_restart_ends_is_explained(
-    lost: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_restart_is_explained(lost: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     stand_in = tmp_path / "ssh"
     stand_in.write_text(f"#!/bin/sh\necho {shlex.quote(lost)} >&2; exit 255\n")
     stand_in.chmod(0o755)
@@ -254,9 +252,7 @@ def test_a_connection_that_a_restart_ends_is_explained(
     assert "restarted" in str(raised.value.hint)
 
 
-def test_a_missing_or_blocked_agent_is_named(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_missing_agent_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     state = agent_stand_in(tmp_path)
     monkeypatch.setenv("PATH", f"{tmp_path}/bin:{os.environ['PATH']}")
     machine = RemoteMachine(GuestAgent(Virsh("qemu:///system"), UUID, "vm7"))
@@ -275,17 +271,13 @@ def test_a_missing_or_blocked_agent_is_named(
     ("address", "user", "port"),
     [("-oProxyCommand=x", "root", 22), ("a b", "root", 22), ("vm7", "-x", 22), ("vm7", "root", 0)],
 )
-def test_what_ssh_could_take_for_an_option_is_refused(
-    address: str, user: str, port: int, tmp_path: Path
-) -> None:
+def test_options_of_ssh_are_refused(address: str, user: str, port: int, tmp_path: Path) -> None:
     with pytest.raises(UsageError):
         SshChannel(address, user, tmp_path / "known", port)
 
 
 @pytest.mark.skipif(shutil.which("ssh") is None, reason="needs openssh-client")
-def test_ssh_lends_a_guest_nothing_of_ours_whatever_the_user_configured(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_ssh_lends_a_guest_nothing_of_ours(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """ssh -G prints the options that hold, those of the user's configuration among them."""
     (tmp_path / "config").write_text(
         "Host *\n  ForwardAgent yes\n  ForwardX11 yes\n  ForwardX11Trusted yes\n"
@@ -351,9 +343,7 @@ def test_a_wrong_key_and_a_closed_port_are_named(sshd: SshChannel, tmp_path: Pat
     "kind",
     ["ed25519", *(pytest.param(kind, marks=pytest.mark.nightly) for kind in ("ecdsa", "rsa"))],
 )
-def test_a_guest_with_another_host_key_than_at_the_first_login_is_refused(
-    sshd: SshChannel, kind: str
-) -> None:
+def test_a_guest_with_another_host_key_is_refused(sshd: SshChannel, kind: str) -> None:
     """Also where the new one is of another kind, which ssh itself would take for one more key."""
     guest = replace(sshd, guest="6e1f6d5e-4a35-4c9c-8f2e-5a0d1c2b3a49")
     for _ in range(2):
@@ -410,9 +400,7 @@ def test_programs_are_put_where_there_is_room_for_them(
     assert not [*full.iterdir(), *roomy.iterdir()]
 
 
-def test_a_program_that_cannot_be_put_there_leaves_no_directory(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_failed_copy_leaves_no_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(machine: RemoteMachine, *words: object) -> None:
         raise ToolError("no space", hint="is its disk full?")
 
@@ -426,9 +414,7 @@ def test_a_program_that_cannot_be_put_there_leaves_no_directory(
 
 
 @pytest.mark.parametrize("packers", [("base64", "gzip"), ("base64",)])
-def test_a_program_is_packed_as_the_guest_can_unpack_it(
-    packers: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_packed_program_runs(packers: tuple[str, ...], monkeypatch: pytest.MonkeyPatch) -> None:
     machine = RemoteMachine(Shell("busybox"))
     installed = machine.find_installed
     monkeypatch.setattr(

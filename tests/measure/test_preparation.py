@@ -70,9 +70,7 @@ def test_gpus_of_a_guest_have_their_hosts_addresses() -> None:
     assert {gpu.node for gpu in head.gpus} == {0, 1}
 
 
-def test_a_guest_that_is_another_is_not_measured_unless_forced(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_another_guest_only_if_forced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(runner, "IDLE_S", 0.0)
     machine = FakeMachine()
     orders = replace(guest_orders(), repeats=1)

@@ -85,9 +85,7 @@ def test_an_output_that_was_changed_is_refused(tmp_path: Path) -> None:
         run(tmp_path, resume=True)
 
 
-def test_a_finished_run_that_is_gone_on_with_runs_nothing_and_stays_the_same(
-    tmp_path: Path,
-) -> None:
+def test_a_finished_run_that_is_resumed_stays_the_same(tmp_path: Path) -> None:
     first = run(tmp_path)
     machine = FakeMachine()
     again = run(tmp_path, machine, resume=True)
@@ -99,9 +97,7 @@ class Killed(BaseException):
     """Stands for kill -9: nothing of ours runs after it."""
 
 
-def test_killed_at_any_write_or_command_no_sample_is_lost_or_doubled(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_killed_anywhere_no_sample_is_lost_or_doubled(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every place at which a file changes or a program starts, one after the other."""
     orders = replace(
         ORDERS,

@@ -74,9 +74,7 @@ def test_what_was_ordered_comes_back(directory: RunDirectory) -> None:
         ('{"format": "homenode.bench/1"}', "missing required field `head`"),
     ],
 )
-def test_a_journal_that_is_none_is_refused_by_its_line(
-    text: str, says: str, directory: RunDirectory
-) -> None:
+def test_a_bad_journal_is_refused_by_line(text: str, says: str, directory: RunDirectory) -> None:
     directory.journal_path.write_text(f"{text}\n")
     with pytest.raises(InputError) as caught:
         directory.read_steps()
@@ -112,9 +110,7 @@ def test_an_output_that_is_gone_is_named(directory: RunDirectory) -> None:
         directory.read_steps()
 
 
-def test_half_a_file_is_never_seen(
-    directory: RunDirectory, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_no_half_file_is_seen(directory: RunDirectory, monkeypatch: pytest.MonkeyPatch) -> None:
     directory.write("a", b"whole")
 
     def full(descriptor: int) -> None:
@@ -152,9 +148,7 @@ def test_a_step_that_is_there_twice_is_refused(directory: RunDirectory) -> None:
         directory.read_steps()
 
 
-def test_a_disk_that_fills_up_with_the_first_directory_is_reported(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_disk_that_fills_up_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(*words: object, **named: object) -> None:
         raise OSError(28, "No space left on device")
 

@@ -142,9 +142,7 @@ def test_a_sample_during_which_the_pus_moved_is_in_no_state(tmp_path: Path) -> N
     [ToolTimeoutError("homenode-probe: no end after 5 s"), ToolError("too much output"), "no JSON"],
     ids=["time out", "too much", "unreadable"],
 )
-def test_a_test_that_fails_is_left_out_and_the_rest_goes_on(
-    failure: ToolError | str, tmp_path: Path
-) -> None:
+def test_a_test_that_fails_costs_no_other(failure: ToolError | str, tmp_path: Path) -> None:
     def failing(argv: Sequence[str]) -> str:
         if argv[1] != "latency":
             return answer(argv)
@@ -199,9 +197,7 @@ def test_the_users_own_program_is_measured_with_the_controls(tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("metric", ["(", "no group", "(two) (groups)"])
-def test_a_metric_that_names_no_figure_is_refused_before_anything_runs(
-    metric: str, tmp_path: Path
-) -> None:
+def test_a_metric_without_a_figure_is_refused_first(metric: str, tmp_path: Path) -> None:
     machine = FakeMachine()
     with pytest.raises(UsageError, match="--metric"):
         run(tmp_path, machine, replace(ORDERS, app=AppCommand(("true",), metric)))
@@ -225,9 +221,7 @@ def test_pus_and_nodes_confine_the_run(tmp_path: Path) -> None:
     ("changes", "says"),
     [({"pus": CpuSet.parse("0-99")}, "--cpus"), ({"nodes": (7,)}, "--nodes")],
 )
-def test_pus_and_nodes_that_are_not_there_are_refused(
-    changes: dict[str, Any], says: str, tmp_path: Path
-) -> None:
+def test_absent_pus_and_nodes_refused(changes: dict[str, Any], says: str, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=says):
         run(tmp_path, orders=replace(ORDERS, **changes))
     assert not list(tmp_path.iterdir())
@@ -253,9 +247,7 @@ def test_several_threads_have_a_state_and_one_alone_has_none(tmp_path: Path) -> 
     assert {one.state for one in of(outcome, "memory-bandwidth", "triad, one thread")} == {None}
 
 
-def test_a_program_that_never_stops_talking_does_not_fill_the_directory(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_endless_output_fills_no_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Only the end is kept: bytes that are no text grow to three each, past what can be read."""
     monkeypatch.setattr(runner, "MAX_APP_OUTPUT", 100)
 

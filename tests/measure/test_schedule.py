@@ -80,9 +80,7 @@ def test_a_round_whose_control_moved_is_reported() -> None:
     ("names", "rounds", "says"),
     [(["a", "a"], 1, "found a twice"), (["a"], 0, "out of range"), (["a"], 10**6, "out of range")],
 )
-def test_a_schedule_that_makes_no_sense_is_refused(
-    names: list[str], rounds: int, says: str
-) -> None:
+def test_a_bad_schedule_is_refused(names: list[str], rounds: int, says: str) -> None:
     with pytest.raises(UsageError, match=says):
         schedule(names, [], rounds, seed=1)
 
@@ -177,9 +175,7 @@ DONE, FAILED, PENDING = TaskState.DONE, TaskState.FAILED, TaskState.PENDING
 
 
 @pytest.mark.parametrize("at_once", [1, 5])
-def test_every_task_is_begun_once_and_in_order_and_one_that_fails_costs_no_other(
-    at_once: int,
-) -> None:
+def test_every_task_is_begun_once_and_a_failed_one_costs_no_other(at_once: int) -> None:
     place = Place({"a": [DONE], "b": [FAILED], "c": [DONE]}, at_once)
     seen: list[Progress] = []
     ended = run_tasks(place, seen.append)

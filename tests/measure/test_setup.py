@@ -174,9 +174,7 @@ def test_applied_it_installs_records_and_is_undone(tools: Path, tmp_path: Path) 
         take_back(prefix)
 
 
-def test_programs_of_others_are_neither_overwritten_nor_removed(
-    tools: Path, tmp_path: Path
-) -> None:
+def test_programs_of_others_stay_as_they_are(tools: Path, tmp_path: Path) -> None:
     prefix = tmp_path / "prefix"
     program = prefix / "bin" / "nvbandwidth"
     program.parent.mkdir(parents=True)
@@ -281,9 +279,7 @@ def test_damaged_answers_of_drivers_give_architectures_or_a_parse_error() -> Non
     survives(parse_amd, text, MUTATIONS)
 
 
-def test_pytorch_for_an_amd_gpu_that_is_not_here_is_a_dry_run(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_pytorch_for_an_absent_amd_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """gfx950 needs ROCm 7; no driver is asked."""
     monkeypatch.setenv("PATH", "/usr/bin:/bin")
     done = homenode("bench", "setup", "--architecture", "gfx950", "--prefix", str(tmp_path / "p"))
@@ -298,9 +294,7 @@ def test_pytorch_for_an_amd_gpu_that_is_not_here_is_a_dry_run(
 
 
 @pytest.mark.nightly  # five seconds, and the plan's steps are compared above
-def test_pytorch_is_installed_in_an_environment_of_its_own_and_undone(
-    tools: Path, tmp_path: Path
-) -> None:
+def test_pytorch_is_installed_on_its_own_and_undone(tools: Path, tmp_path: Path) -> None:
     """The environment and the launcher are real; only the wheels' index is a stand-in."""
     prefix = tmp_path / "prefix"
     sources = tuple(one for one in SOURCES if (one.name, one.vendor) == ("PyTorch", Vendor.NVIDIA))

@@ -139,9 +139,7 @@ def said(program: Path) -> str:
     return subprocess.run([program], capture_output=True, text=True, check=True).stdout.strip()
 
 
-def test_archives_are_fetched_checked_built_installed_and_undone(
-    cuda: Path, asked: list[str], tmp_path: Path
-) -> None:
+def test_archives_are_built_and_undone(cuda: Path, asked: list[str], tmp_path: Path) -> None:
     prefix = tmp_path / "prefix"
     plan = plan_of(prefix, cuda, pinned("nvbandwidth"), pinned("nccl-tests"))
     assert plan.lacks == ()
@@ -154,17 +152,13 @@ def test_archives_are_fetched_checked_built_installed_and_undone(
     assert list((prefix / "bin").iterdir()) == []
 
 
-def test_what_a_server_does_not_have_is_known_from_its_answer(
-    cuda: Path, asked: list[str], tmp_path: Path
-) -> None:
+def test_what_a_server_lacks_is_reported(cuda: Path, asked: list[str], tmp_path: Path) -> None:
     gone = replace(pinned("nvbandwidth"), url="https://github.com/gone.tar.gz")
     with pytest.raises(ToolError, match=r"nvbandwidth: .*curl: exit status 22: .*404"):
         carried_out(plan_of(tmp_path / "prefix", cuda, gone))
 
 
-def test_a_commit_is_fetched_by_its_name_and_built(
-    cuda: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_commit_is_built(cuda: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     served = tmp_path / "served" / "ROCm" / "rccl-tests.git"
     served.mkdir(parents=True)
     (served / "CMakeLists.txt").write_text(
@@ -204,9 +198,7 @@ carried_out(plan_of(prefix, cuda, pinned("nccl-tests")))
 """
 
 
-def test_a_setup_that_was_killed_while_it_built_is_done_by_the_next(
-    cuda: Path, asked: list[str], tmp_path: Path
-) -> None:
+def test_a_killed_setup_is_done_by_the_next(cuda: Path, asked: list[str], tmp_path: Path) -> None:
     prefix, compiler = tmp_path / "prefix", cuda / "bin" / "nvcc"
     number = tmp_path / "number"
     half = f'#!/bin/sh\nfor to; do :; done\necho half >"$to"\necho $PPID >{number}.part\n'

@@ -233,9 +233,7 @@ def test_a_healthy_curve_has_its_half_on_the_way_and_is_fitted() -> None:
 @pytest.mark.parametrize("gpus", [4, 8])
 @pytest.mark.parametrize("start_us", [10, 20, 50, 100])
 @pytest.mark.parametrize("rate", [2.0, 4.0, 8.6, 20.0])
-def test_start_up_time_and_rate_are_found_in_printed_curves(
-    gpus: int, start_us: int, rate: float
-) -> None:
+def test_start_up_time_and_rate_are_found(gpus: int, start_us: int, rate: float) -> None:
     """As nccl-tests prints them, with two decimals: none is flat, however early it saturates."""
     factor = 2 * (gpus - 1) / gpus
     curve = {

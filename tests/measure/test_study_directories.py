@@ -86,9 +86,7 @@ def test_raw_directories_are_decided_compared_and_reported_as_imported_ones(
     assert raw == imported
 
 
-def test_the_rtx_5090_gets_none_and_its_card_says_why(
-    verdicts: dict[tuple[str, Objective], Recommendation],
-) -> None:
+def test_the_rtx_5090_gets_no_layout(verdicts: dict[tuple[str, Objective], Recommendation]) -> None:
     own = [one for one in verdicts.values() if one.system == "RTX 5090"]
     blocked = {one.objective for one in own if one.find_reason(ReasonId.HEALTH)}
     assert blocked == {Objective.MULTI_GPU, Objective.GPU_COPY}
@@ -128,9 +126,7 @@ def test_compare_and_report_name_files_of_a_run_that_could_not_be_read(root: Pat
         assert "default/stream.txt: " in done.output, command
 
 
-def test_the_ground_of_an_answer_names_what_is_worse_and_calls_5_percent_alike(
-    verdicts: dict[tuple[str, Objective], Recommendation],
-) -> None:
+def test_the_ground_names_the_worse(verdicts: dict[tuple[str, Objective], Recommendation]) -> None:
     text = format_effect(verdicts["H200", Objective.MULTI_GPU])
     assert text == "2.1x pin-numa, cannot tell it from default"
 

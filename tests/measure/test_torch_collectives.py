@@ -86,9 +86,7 @@ def test_an_all_reduce_that_hangs_keeps_the_sizes_before() -> None:
     assert any("did not end" in gap.reason for gap in figures.gaps)
 
 
-def test_ranks_that_stay_in_a_driver_are_not_waited_for(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_stuck_ranks_are_not_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A signal does not reach a process that waits within the kernel."""
     monkeypatch.setattr(torch_collectives, "KILLED_S", 0.2)
     spared: list[int] = []
@@ -106,9 +104,7 @@ def test_ranks_that_stay_in_a_driver_are_not_waited_for(
     ("words", "gpus", "says"),
     [(("--bind", "gpu"), 2, "has no node here"), ((), 3, "--gpus 3: PyTorch sees 2")],
 )
-def test_what_an_all_reduce_cannot_do_is_reported(
-    words: tuple[str, ...], gpus: int, says: str
-) -> None:
+def test_a_bad_all_reduce_is_reported(words: tuple[str, ...], gpus: int, says: str) -> None:
     ended = all_reduce(*words, gpus=gpus)
     assert ended.returncode == 1
     assert says in ended.stderr

@@ -64,9 +64,7 @@ def test_a_program_is_one_text_that_old_pythons_read(name: str) -> None:
         ("3.8", "torch_collectives --gpus 2 --largest 64 --iterations 2".split(), '"all-reduce"'),
     ],
 )
-def test_a_program_runs_in_the_oldest_python_that_it_is_for(
-    version: str, words: list[str], output: str
-) -> None:
+def test_a_program_runs_in_its_oldest_python(version: str, words: list[str], output: str) -> None:
     ended = run_program(*words, python=find_python(version))
     assert output in ended.stdout_or_raise()
 
@@ -156,9 +154,7 @@ def test_a_call_that_the_users_pytorch_lacks_is_a_gap(monkeypatch: pytest.Monkey
     assert [gap["subject"] for gap in bench.report.document["gaps"]] == ["fp32"]
 
 
-def test_where_memory_lies_is_known_where_move_pages_is_forbidden(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_memorys_node_is_known_without_move_pages(monkeypatch: pytest.MonkeyPatch) -> None:
     """As by the filters of container engines."""
     if len(nodes_to_bind()) != 1 or not Path("/proc/self/numa_maps").exists():
         pytest.skip("needs numa_maps, and one node: memory of one process may be on any of several")
@@ -333,9 +329,7 @@ def test_a_watched_tool_ends_as_it_ended(words: tuple[str, ...], code: int) -> N
         (1, None, 256 << 20),
     ],
 )
-def test_copies_shrink_where_a_nodes_memory_is_small(
-    gpus: int, free: int | None, size: int
-) -> None:
+def test_copies_shrink_where_memory_is_small(gpus: int, free: int | None, size: int) -> None:
     assert copy_size(gpus, free) == size
 
 

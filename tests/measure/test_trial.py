@@ -122,9 +122,7 @@ def test_known_effects_come_to_the_right_verdict(
     assert effect.low < effects["pin-numa"] < effect.high
 
 
-def test_one_boot_of_each_is_provisional_where_layouts_are_far_apart(
-    daemon: StandIn, tmp_path: Path
-) -> None:
+def test_one_boot_of_each_is_provisional(daemon: StandIn, tmp_path: Path) -> None:
     head, journal = run(tmp_path, SimulatedReach(daemon, CELLS_HELP), boots=1)
     found = conclusion(head, journal)
     (verdict,) = [
@@ -133,9 +131,7 @@ def test_one_boot_of_each_is_provisional_where_layouts_are_far_apart(
     assert (verdict.level, verdict.boots) == (EvidenceLevel.PROVISIONAL, (1, 1))
 
 
-def test_each_run_records_its_round_as_its_block_and_when_it_was_taken(
-    daemon: StandIn, tmp_path: Path
-) -> None:
+def test_each_run_records_its_block_and_its_times(daemon: StandIn, tmp_path: Path) -> None:
     begun_s = time.time()
     head, journal = run(tmp_path, SimulatedReach(daemon, EQUAL), boots=2)
     heads = [one.head for one in runs_of(head, journal)]
@@ -171,9 +167,7 @@ def test_every_boot_is_written_down_before_and_after(daemon: StandIn, tmp_path: 
     assert len(started) == len(LAYOUTS)
 
 
-def test_a_guest_that_is_not_as_planned_is_reported_and_not_measured(
-    daemon: StandIn, tmp_path: Path
-) -> None:
+def test_a_guest_that_is_not_as_planned_is_not_measured(daemon: StandIn, tmp_path: Path) -> None:
     stated: list[str] = []
     head, journal = run(
         tmp_path, SimulatedReach(daemon, EQUAL, wrong=["pin-numa"]), stated, boots=1
@@ -206,9 +200,7 @@ def test_a_wrong_key_is_named_and_the_rest_goes_on(daemon: StandIn, tmp_path: Pa
     assert get_outcome_code(journal.load().state) == 0
 
 
-def test_a_guest_that_was_left_running_is_not_measured_as_another_boot(
-    daemon: StandIn, tmp_path: Path
-) -> None:
+def test_a_guest_left_running_is_not_another_boot(daemon: StandIn, tmp_path: Path) -> None:
     """The boot that failed comes first where the time is up for the round of the one that runs."""
     layouts = ("default", "pin")
     asked = wanted(tmp_path / "results", layouts=layouts, boots=2, answer_s=0.1)
@@ -230,9 +222,7 @@ def test_a_guest_that_was_left_running_is_not_measured_as_another_boot(
     assert journal.load().state.outcomes[first.number].what == EntryKind.MEASURED
 
 
-def test_a_layout_that_libvirt_refuses_is_named_and_the_rest_goes_on(
-    daemon: StandIn, tmp_path: Path
-) -> None:
+def test_a_layout_that_libvirt_refuses_costs_no_other(daemon: StandIn, tmp_path: Path) -> None:
     daemon.put("drops", "<memnode ")  # a libvirt that loses where cells lie
     head, journal = run(tmp_path, SimulatedReach(daemon, EQUAL), boots=1)
     state = journal.load().state
@@ -244,9 +234,7 @@ def test_a_layout_that_libvirt_refuses_is_named_and_the_rest_goes_on(
     assert daemon.definition() == ORIGINAL
 
 
-def test_a_layout_whose_cores_another_vm_got_meanwhile_is_not_booted(
-    daemon: StandIn, tmp_path: Path
-) -> None:
+def test_a_layout_whose_cores_are_taken_is_not_booted(daemon: StandIn, tmp_path: Path) -> None:
     """Planned when they were free: the host is read again at each boot."""
     root = tmp_path / "state"
     head, journal = begun(root, wanted(tmp_path / "results", boots=1, layouts=("default", "pin")))
@@ -279,9 +267,7 @@ def test_a_vm_that_does_not_start_is_named(daemon: StandIn, tmp_path: Path) -> N
     assert daemon.definition() == ORIGINAL
 
 
-def test_a_boot_without_a_figure_has_failed_and_is_made_anew(
-    daemon: StandIn, tmp_path: Path
-) -> None:
+def test_a_boot_without_a_figure_is_made_anew(daemon: StandIn, tmp_path: Path) -> None:
     class Broken(SimulatedReach):
         def machine(self, uuid: str) -> SimulatedGuest:
             guest = super().machine(uuid)
@@ -307,9 +293,7 @@ class WithoutStream(SimulatedReach):
         return guest
 
 
-def test_a_boot_in_which_a_test_failed_is_not_measured_and_made_anew(
-    daemon: StandIn, tmp_path: Path
-) -> None:
+def test_a_boot_with_a_failed_test_is_made_anew(daemon: StandIn, tmp_path: Path) -> None:
     reach = WithoutStream(daemon, EQUAL)
     head, journal = run(tmp_path, reach, boots=1, layouts=("pin",))
     state = journal.load().state
@@ -327,9 +311,7 @@ def test_a_boot_in_which_a_test_failed_is_not_measured_and_made_anew(
 
 
 @pytest.mark.parametrize("memory_kib", [b"262144", b"524288"])
-def test_a_guest_that_is_too_small_for_stream_is_known_before_the_first_boot(
-    memory_kib: bytes, daemon: StandIn, tmp_path: Path
-) -> None:
+def test_a_guest_too_small_for_stream(memory_kib: bytes, daemon: StandIn, tmp_path: Path) -> None:
     """Linux leaves 440 MiB of 512: four fifths of these are less than the 390 of the probe."""
     small = ORIGINAL.replace(b"1048576", memory_kib)
     (daemon.state / "definition.xml").write_bytes(small)
@@ -366,9 +348,7 @@ def test_a_full_disk_is_named_and_the_vm_is_as_it_was(
 
 
 @pytest.mark.root
-def test_a_full_disk_under_the_journal_keeps_no_guest_running(
-    daemon: StandIn, tmp_path: Path
-) -> None:
+def test_a_full_journal_keeps_no_guest_running(daemon: StandIn, tmp_path: Path) -> None:
     if os.geteuid() != 0:
         pytest.skip("needs root, to mount a small file system")
     root = tmp_path / "state"
@@ -405,9 +385,7 @@ def test_a_full_disk_under_the_journal_keeps_no_guest_running(
         subprocess.run(["umount", root], check=True)
 
 
-def test_libvirt_gone_for_good_is_an_error_that_undo_repairs_later(
-    daemon: StandIn, tmp_path: Path
-) -> None:
+def test_undo_repairs_what_a_lost_libvirt_left(daemon: StandIn, tmp_path: Path) -> None:
     root = tmp_path / "state"
     head, journal = begun(root, wanted(tmp_path / "results", boots=1))
     trial = trial_of(head, journal, root, SimulatedReach(daemon, EQUAL))
@@ -456,18 +434,14 @@ def test_ctrl_c_puts_the_vm_back_and_resume_completes(daemon: StandIn, tmp_path:
     assert len(runs_of(head, journal)) == 6
 
 
-def test_a_running_vm_is_refused_before_anything_is_written(
-    daemon: StandIn, tmp_path: Path
-) -> None:
+def test_a_running_vm_is_refused_first(daemon: StandIn, tmp_path: Path) -> None:
     daemon.put("id", "4")
     with pytest.raises(UsageError, match="it is running"):
         preflight(Virsh(URI), NAME, wanted(tmp_path / "results"), host(), tmp_path / "state")
     assert list_trials(tmp_path / "state") == ()
 
 
-def test_what_stands_in_the_way_is_found_before_the_first_boot(
-    daemon: StandIn, tmp_path: Path
-) -> None:
+def test_obstacles_are_found_before_the_first_boot(daemon: StandIn, tmp_path: Path) -> None:
     daemon.put("saved", "yes")
     found = preflight(Virsh(URI), NAME, wanted(tmp_path / "results"), host(), tmp_path / "state")
     assert any("managed-save" in one for one in found.obstacles)

@@ -107,9 +107,7 @@ def test_nothing_is_booted_without_consent(daemon: StandIn, tmp_path: Path) -> N
     assert not any(line.startswith(("define", "start")) for line in daemon.commands())
 
 
-def test_with_consent_it_ends_in_one_sentence_and_the_vm_is_as_it_was(
-    daemon: StandIn, tmp_path: Path
-) -> None:
+def test_with_consent_it_ends_in_one_sentence(daemon: StandIn, tmp_path: Path) -> None:
     done = tried(tmp_path, *QUICK, "--yes")
     assert done.exit_code == 0, done.output
     sentence, command, report = done.stdout.splitlines()[-3:]

@@ -93,9 +93,7 @@ def test_resuming_without_a_trial_says_how_to_list_them(daemon: StandIn) -> None
     assert "trial status" in str(refusal("resume", "--", NAME).hint)
 
 
-def test_a_layout_that_does_not_fit_stops_everything_before_the_first_boot(
-    daemon: StandIn, tmp_path: Path
-) -> None:
+def test_a_layout_that_does_not_fit_boots_nothing(daemon: StandIn, tmp_path: Path) -> None:
     done = trial(
         *"--layouts default,pin --in-place --page-size 1GiB".split(),
         *HERE,
@@ -220,9 +218,7 @@ def test_status_without_any_trial_is_no_error(daemon: StandIn, tmp_path: Path) -
     assert trial("status").exit_code == 0
 
 
-def test_another_instance_that_somebody_started_is_left_alone(
-    daemon: StandIn, tmp_path: Path
-) -> None:
+def test_an_instance_of_somebody_is_left_alone(daemon: StandIn, tmp_path: Path) -> None:
     left_behind(daemon, tmp_path)
     (known,) = list_trials(tmp_path / "state")
     assert known.head is not None

@@ -150,9 +150,7 @@ def test_a_disk_with_a_name_that_is_no_path_is_refused(name: str) -> None:
         ("<source file='/x'/><target dev='../../etc/vda'/>", "<target dev="),
     ],
 )
-def test_a_disk_that_qemu_img_would_take_for_more_than_a_file_is_refused(
-    disk: str, what: str
-) -> None:
+def test_a_disk_that_is_more_than_a_file_is_refused(disk: str, what: str) -> None:
     target = "" if "<target" in disk else "<target dev='vda'/>"
     with pytest.raises(InputError, match=what):
         list_writable_disks(domain(f"<disk type='file'>{disk}{target}</disk>"), "vm")
@@ -167,9 +165,7 @@ def test_a_directory_of_the_hosts_that_the_guest_writes_is_no_throw_away_disk() 
 
 
 @pytest.mark.skipif(shutil.which("qemu-img") is None, reason="needs qemu-img")
-def test_an_overlay_is_written_through_no_link_that_somebody_put_in_its_place(
-    tmp_path: Path,
-) -> None:
+def test_an_overlay_is_written_through_no_link(tmp_path: Path) -> None:
     victim, disk = tmp_path / "victim", tmp_path / "disk.img"
     victim.write_bytes(b"as it was")
     disk.write_bytes(bytes(4096))
@@ -227,9 +223,7 @@ def test_what_lies_under_an_image_is_looked_at_and_never_opened_as_anything_else
     assert not overlay.exists() and not defined
 
 
-def test_what_lies_under_an_image_without_a_format_is_not_left_to_guessing(
-    tmp_path: Path, defined: list[str]
-) -> None:
+def test_an_image_without_a_format_is_not_guessed(tmp_path: Path, defined: list[str]) -> None:
     """QEMU takes this text for an image of VMware's, whose content is another file."""
     (tmp_path / "under").write_text(
         "# Disk DescriptorFile\nversion=1\nCID=fffffffe\nparentCID=ffffffff\n"
@@ -254,9 +248,7 @@ def test_images_with_their_data_elsewhere_are_refused(tmp_path: Path, defined: l
         make_copy(Virsh(URI), prepared)
 
 
-def test_an_image_over_others_of_this_host_gets_an_overlay_of_its_size(
-    tmp_path: Path, defined: list[str]
-) -> None:
+def test_an_image_over_others_gets_its_size(tmp_path: Path, defined: list[str]) -> None:
     base = tmp_path / "base.img"
     base.write_bytes(bytes(4096))
     image(tmp_path / "golden.qcow2", "-b", str(base), "-F", "raw")
@@ -270,9 +262,7 @@ def test_an_image_over_others_of_this_host_gets_an_overlay_of_its_size(
 
 @pytest.mark.skipif(shutil.which("qemu-img") is None, reason="needs qemu-img")
 @pytest.mark.parametrize("name", ["vm,file.driver=nbd.img", "vm:x.img", "vm {json:}.img"])
-def test_a_path_is_a_path_whatever_letters_it_has(
-    tmp_path: Path, name: str, defined: list[str]
-) -> None:
+def test_a_path_of_any_letters_is_a_path(tmp_path: Path, name: str, defined: list[str]) -> None:
     disk = tmp_path / name
     disk.write_bytes(b"the original's\n" * 100)
     overlay, prepared = prepared_for(disk)
@@ -332,9 +322,7 @@ def test_a_throw_away_disk_is_for_those_who_may_use_the_original(
 @pytest.mark.root
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can be another user")
 @pytest.mark.skipif(shutil.which("qemu-img") is None, reason="needs qemu-img")
-def test_a_throw_away_disk_has_the_originals_access_control_list_and_no_other(
-    tmp_path: Path, defined: list[str]
-) -> None:
+def test_an_overlay_has_the_originals_list_alone(tmp_path: Path, defined: list[str]) -> None:
     """New files inherit the directory's list, which lets user 12345 in; the original's does not."""
     disk = tmp_path / "vm.img"
     disk.write_bytes(bytes(4096))
@@ -371,9 +359,7 @@ def test_no_disk_is_found_through_another_users_link(tmp_path: Path, defined: li
     assert not overlay.exists()
 
 
-def test_the_copys_nvram_is_as_private_as_the_originals_and_replaces_nothing(
-    tmp_path: Path, defined: list[str]
-) -> None:
+def test_the_copys_nvram_is_as_private(tmp_path: Path, defined: list[str]) -> None:
     before, after = tmp_path / "vm_VARS.fd", tmp_path / "vm-trial_VARS.fd"
     prepared = replace(
         prepared_for(tmp_path / "no.img")[1],
@@ -429,9 +415,7 @@ def original(tmp_path: Path) -> Iterator[tuple[Virsh, str, Path]]:
 
 
 @pytest.mark.libvirt
-def test_a_copy_is_made_next_to_the_vm_and_removed_with_all_its_files(
-    original: tuple[Virsh, str, Path],
-) -> None:
+def test_a_copy_is_made_and_removed_with_its_files(original: tuple[Virsh, str, Path]) -> None:
     virsh, number, disk = original
     before, content = virsh.read_definition(number), hashlib.sha256(disk.read_bytes()).hexdigest()
     state = virsh.find_domain(number)
@@ -459,9 +443,7 @@ def test_a_copy_is_made_next_to_the_vm_and_removed_with_all_its_files(
 
 
 @pytest.mark.libvirt
-def test_another_domain_of_the_copys_name_is_named(
-    original: tuple[Virsh, str, Path], tmp_path: Path
-) -> None:
+def test_another_domain_of_the_name(original: tuple[Virsh, str, Path], tmp_path: Path) -> None:
     virsh, number, _ = original
     state = virsh.find_domain(number)
     path = tmp_path / "other.xml"
@@ -476,9 +458,7 @@ def test_another_domain_of_the_copys_name_is_named(
 
 
 @pytest.mark.libvirt
-def test_an_overlay_that_cannot_be_made_is_named_and_leaves_nothing(
-    original: tuple[Virsh, str, Path],
-) -> None:
+def test_an_overlay_that_fails_leaves_nothing(original: tuple[Virsh, str, Path]) -> None:
     virsh, number, disk = original
     state = virsh.find_domain(number)
     prepared = prepare_copy(virsh, state, virsh.read_definition(number), "trial-1")
@@ -492,9 +472,7 @@ def test_an_overlay_that_cannot_be_made_is_named_and_leaves_nothing(
     assert sorted(path.name for path in disk.parent.glob("*.qcow2")) == []
 
 
-def test_only_a_trials_own_disks_are_removed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_only_own_disks_are_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from homenode.measure.trial import copying
     from homenode.measure.trial.journal import TrialCopy
 

@@ -105,9 +105,7 @@ def when_measuring(directory: Path, work: Callable[[], str]) -> Iterator[list[st
     [("", 3), pytest.param("systemd.mask=ssh.service", 120, marks=pytest.mark.lab)],
     ids=["still boots", "no sshd"],
 )
-def test_a_guest_that_does_not_answer_in_time_is_named_and_ended(
-    vm: DebianVm, tmp_path: Path, words: str, timeout_s: int
-) -> None:
+def test_a_silent_guest_is_ended(vm: DebianVm, tmp_path: Path, words: str, timeout_s: int) -> None:
     vm.define(words)
     before = vm.traces()
     # No layout that needs free cores: other domains of this libvirtd may be pinned to them all.
@@ -122,9 +120,7 @@ def test_a_guest_that_does_not_answer_in_time_is_named_and_ended(
 
 
 @pytest.mark.lab
-def test_programs_are_taken_out_of_a_guest_without_python_again(
-    vm: DebianVm, tmp_path: Path
-) -> None:
+def test_programs_leave_a_guest_without_python(vm: DebianVm, tmp_path: Path) -> None:
     """In place, where its disk keeps what is left on it, by a user whose login shell is csh."""
     assert "python3" not in vm.guest_files("/usr/bin")
     before = vm.traces()
@@ -144,9 +140,7 @@ def test_programs_are_taken_out_of_a_guest_without_python_again(
 @pytest.mark.parametrize(
     ("words", "directory"), [("", "/tmp"), ("homenode.full", "/dev/shm")], ids=["", "disk full"]
 )
-def test_a_user_without_root_measures_and_verifies(
-    vm: DebianVm, tmp_path: Path, words: str, directory: str
-) -> None:
+def test_a_plain_user_measures(vm: DebianVm, tmp_path: Path, words: str, directory: str) -> None:
     """A guest with a full disk is measured in its memory."""
     vm.define(words)
     before = vm.traces()
@@ -187,9 +181,7 @@ def test_a_guest_that_restarts_itself_is_not_measured(vm: DebianVm, tmp_path: Pa
 
 
 @pytest.mark.lab
-def test_a_homenode_killed_at_any_moment_leaves_what_it_can_undo(
-    vm: DebianVm, tmp_path: Path
-) -> None:
+def test_a_kill_at_any_moment_can_be_undone(vm: DebianVm, tmp_path: Path) -> None:
     before = vm.traces()
     choose = random.Random(SEED)
     started = time.monotonic()

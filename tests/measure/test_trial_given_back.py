@@ -67,9 +67,7 @@ def test_a_vm_that_had_a_layout_applied_has_it_again(daemon: StandIn, tmp_path: 
     assert daemon.definition() == ORIGINAL, "and its first definition is still known"
 
 
-def test_an_old_record_and_a_later_edit_do_not_stand_in_the_way(
-    daemon: StandIn, tmp_path: Path
-) -> None:
+def test_an_old_record_and_an_edit_are_no_obstacle(daemon: StandIn, tmp_path: Path) -> None:
     """Killed between the journal's line and what it shows, over an edit after an old restore."""
     root, virsh = tmp_path / "state", Virsh(URI)
     apply_definition(virsh, UUID, tuned("pin"), virsh.read_definition(UUID), root)
@@ -83,9 +81,7 @@ def test_an_old_record_and_a_later_edit_do_not_stand_in_the_way(
     assert not journal.load().state.to_undo
 
 
-def test_a_vm_that_was_edited_meanwhile_is_not_gone_on_with(
-    daemon: StandIn, tmp_path: Path
-) -> None:
+def test_a_vm_that_was_edited_is_not_resumed(daemon: StandIn, tmp_path: Path) -> None:
     root = tmp_path / "state"
     head, journal = begun(root, wanted(tmp_path / "results", boots=1))
     edited = ORIGINAL.replace(b"<iothreads>1<", b"<iothreads>2<")
@@ -97,9 +93,7 @@ def test_a_vm_that_was_edited_meanwhile_is_not_gone_on_with(
     assert not any(line.startswith("start") for line in daemon.commands())
 
 
-def test_a_boot_that_somebody_else_made_just_before_is_left_alone(
-    daemon: StandIn, tmp_path: Path
-) -> None:
+def test_a_boot_of_somebody_else_is_left_alone(daemon: StandIn, tmp_path: Path) -> None:
     daemon.put("start-fails", "domain is already running")
     root = tmp_path / "state"
     head, journal = begun(root, wanted(tmp_path / "results", boots=1, layouts=("pin",)))
@@ -134,9 +128,7 @@ def test_a_number_from_before_the_host_was_started_anew_is_nobodys(
     assert not (daemon.state / "id").exists(), "in the same boot of the host it is ours"
 
 
-def test_a_trial_of_a_name_that_is_in_use_writes_over_nothing(
-    daemon: StandIn, tmp_path: Path
-) -> None:
+def test_a_trial_of_a_used_name_writes_nothing(daemon: StandIn, tmp_path: Path) -> None:
     root = tmp_path / "state"
     _, journal = run_one(root, tmp_path / "results", SimulatedReach(daemon, EQUAL))
     before = {path.name: path.read_bytes() for path in journal.path.iterdir() if path.is_file()}
@@ -188,9 +180,7 @@ def test_a_copy_is_not_booted_while_its_original_runs(daemon: StandIn, tmp_path:
     assert daemon.get("id") == "5"
 
 
-def test_figures_of_a_guest_that_restarted_itself_are_set_aside(
-    daemon: StandIn, tmp_path: Path
-) -> None:
+def test_figures_of_a_restarted_guest_are_set_aside(daemon: StandIn, tmp_path: Path) -> None:
     class Restarting(SimulatedReach):
         def machine(self, uuid: str) -> SimulatedGuest:
             found = super().machine(uuid)
@@ -227,9 +217,7 @@ def test_a_second_interrupt_is_reported_and_only_a_third_one_ends_the_run() -> N
         signal.raise_signal(signal.SIGINT)
 
 
-def test_an_interrupt_while_the_vm_is_put_back_does_not_keep_it_from_that(
-    daemon: StandIn, tmp_path: Path
-) -> None:
+def test_an_interrupt_does_not_stop_the_undo(daemon: StandIn, tmp_path: Path) -> None:
     root = tmp_path / "state"
     head, journal = begun(root, wanted(tmp_path / "results", boots=1, layouts=("pin",)))
     stated: list[str] = []

@@ -143,9 +143,7 @@ def invoked_until(
 
 
 @pytest.mark.nightly
-def test_a_killed_tool_leaves_a_boot_that_is_measured_on(
-    daemon: TwoNodes, state: Path, tmp_path: Path
-) -> None:
+def test_a_killed_tool_loses_no_boot(daemon: TwoNodes, state: Path, tmp_path: Path) -> None:
     before = definition(daemon)
     arguments = options(daemon, tmp_path, "pin-numa", 1, "--in-place")
     code = invoked_until(
@@ -166,9 +164,7 @@ def test_a_killed_tool_leaves_a_boot_that_is_measured_on(
 
 
 @pytest.mark.lab
-def test_a_guest_and_a_libvirtd_that_die_cost_a_boot_and_no_more(
-    daemon: TwoNodes, state: Path, tmp_path: Path
-) -> None:
+def test_a_dead_guest_costs_one_boot(daemon: TwoNodes, state: Path, tmp_path: Path) -> None:
     before = definition(daemon)
     arguments = options(daemon, tmp_path, "pin-numa", 1)
     code = invoked_until(

@@ -99,9 +99,7 @@ def decoded(content: bytes) -> tuple[TrialHead, tuple[TrialEntry, ...]]:
 
 
 @given(_ENTRIES, st.integers(0, 5000))
-def test_a_journal_cut_anywhere_is_read_up_to_its_last_whole_line(
-    entries: list[TrialEntry], cut: int
-) -> None:
+def test_a_cut_journal_is_read_to_its_last_line(entries: list[TrialEntry], cut: int) -> None:
     first_line = formats.read_head_line(KIND, _HEAD).encode()
     whole = first_line + "".join(map(formats.line, entries)).encode()
     head, read = decoded(whole)

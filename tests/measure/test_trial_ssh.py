@@ -27,9 +27,7 @@ def patient(daemon: StandIn, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.nightly
-def test_a_guest_is_equipped_and_looked_at_and_a_wrong_key_is_named(
-    daemon: StandIn, tmp_path: Path
-) -> None:
+def test_a_guest_is_equipped_and_a_wrong_key_is_named(daemon: StandIn, tmp_path: Path) -> None:
     """This machine is not what any layout plans: it is given, and not measured."""
     root = tmp_path / "state"
     head, journal = begun(root, wanted(tmp_path / "results", boots=1, layouts=("pin-numa",)))
@@ -58,9 +56,7 @@ def test_a_guest_is_equipped_and_looked_at_and_a_wrong_key_is_named(
 
 
 @pytest.mark.nightly
-def test_a_guest_that_has_another_host_key_at_its_second_boot_is_refused_and_named(
-    daemon: StandIn, tmp_path: Path
-) -> None:
+def test_another_host_key_at_a_later_boot_is_refused(daemon: StandIn, tmp_path: Path) -> None:
     """This machine is not what any layout plans: its boots are given, and not measured."""
     root = tmp_path / "state"
     head, journal = begun(root, wanted(tmp_path / "results", boots=2, layouts=("pin-numa",)))
@@ -85,9 +81,7 @@ def test_a_guest_that_has_another_host_key_at_its_second_boot_is_refused_and_nam
     assert daemon.definition() == ORIGINAL
 
 
-def test_a_guest_of_two_networks_is_reached_at_the_address_that_answers(
-    daemon: StandIn, tmp_path: Path
-) -> None:
+def test_a_guest_is_reached_at_the_address_that_answers(daemon: StandIn, tmp_path: Path) -> None:
     class Leases(Virsh):
         def list_addresses(self, uuid: str) -> tuple[str, ...]:
             return ("127.0.0.7", target.address)

@@ -166,9 +166,7 @@ def sweep(rate: float) -> str:
     return nccl.HEAD + nccl.COLUMNS + "".join(rows) + nccl.FOOT
 
 
-def test_each_layouts_guest_is_measured_with_and_without_its_own_topology_file(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_each_guest_with_its_topology_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The GPUs are elsewhere in a guest with expander buses, and so they are in its file."""
     daemon = StandIn(tmp_path / "daemon", NAME, ORIGINAL)
     monkeypatch.setenv("PATH", f"{daemon.bin}:/usr/bin:/bin")

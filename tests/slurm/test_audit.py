@@ -100,9 +100,7 @@ def test_gpus_on_both_sides_of_a_job_that_fits_on_one_are_reported() -> None:
     ("host", "gpus", "words"),
     [("hgx-a100-80gb", "0,2", "numa_node_as_socket"), ("hgx-h100", "0,4", "one socket")],
 )
-def test_the_fix_of_gpus_on_nodes_of_one_package_is_another(
-    host: str, gpus: str, words: str
-) -> None:
+def test_gpus_on_nodes_of_one_package_have_another_fix(host: str, gpus: str, words: str) -> None:
     text = scontrol_text([Listed(1, ["gpu01"], range(4), (0,))]).replace("IDX:0", f"IDX:{gpus}")
     text = text.replace("h100", host.split("-")[1])
     findings = audit(owned(parse_scontrol_jobs(text), load_host(host), None)).findings
@@ -178,9 +176,7 @@ def test_on_gh200_the_node_of_a_gpu_is_the_one_with_cpus() -> None:
         ("x86-2p2n8c8t-nodes-0-and-8", ["0", "1", "2", "3", "4"]),
     ],
 )
-def test_slurm_counts_socket_by_socket_whatever_the_kernel_calls_the_pus(
-    host: str, cores: list[str]
-) -> None:
+def test_slurm_counts_socket_by_socket_on_any_numbering(host: str, cores: list[str]) -> None:
     order = build_core_order(load_host(host))
     assert [str(pus) for pus in order.pus[: len(cores)]] == cores
 

@@ -126,9 +126,7 @@ def test_cores_of_the_other_nodes_are_wrong(name: str) -> None:
         (0, 0, Severity.CRITICAL),
     ],
 )
-def test_the_machine_says_how_many_gpus_a_node_has(
-    listed: int, promised: int, severity: Severity | None
-) -> None:
+def test_gpus_are_counted_on_machine(listed: int, promised: int, severity: Severity | None) -> None:
     host = load_host("hgx-h100")
     lines = [*right_gres(host).splitlines(), "Name=gpu File=/dev/nvidia8 Cores=56-111"]
     found = checked("".join(f"{line}\n" for line in lines[:listed]), host, gpus=promised)
@@ -232,9 +230,7 @@ def test_only_counts_of_a_single_gpu_type_are_corrected(gres: str, before: str, 
         ),
     ],
 )
-def test_the_first_line_says_which_file_counts_otherwise(
-    gres: str, words: str, headline: str
-) -> None:
+def test_the_first_line_names_the_file_that_differs(gres: str, words: str, headline: str) -> None:
     slurm = f"{CLUSTER}NodeName=n Sockets=2 CoresPerSocket=56 ThreadsPerCore=2{words}\n"
     found = checked_files(gres, slurm, load_host("hgx-h100")).findings.findings
     assert headline in [f.headline for f in found if f.id == "gres-count"]
@@ -487,9 +483,7 @@ def test_settings_of_the_cluster_are_found_and_set_right() -> None:
         (f"{CLUSTER}TaskPluginParam=none\nHashPlugin=hash/sha3\n", CGROUP, None),
     ],
 )
-def test_a_key_that_slurm_does_not_start_with_is_named(
-    slurm: str, cgroup: str, near: str | None
-) -> None:
+def test_a_key_that_stops_slurm_is_named(slurm: str, cgroup: str, near: str | None) -> None:
     host = load_host("hgx-h100")
     if near is None:
         assert ids(checked(right_gres(host), host, slurm=slurm, cgroup=cgroup)) == []

@@ -119,9 +119,7 @@ def _say(slurm: Testbed, job: str, key: str, words: str) -> None:
         slurm.client("scontrol", "update", f"JobId={job}", f"{one}={words if one == key else 'x'}")
 
 
-def test_fields_that_are_set_at_submission_change_nothing(
-    slurm: Testbed, audit: Audit, tmp_path: Path
-) -> None:
+def test_submitted_fields_change_nothing(slurm: Testbed, audit: Audit, tmp_path: Path) -> None:
     line = "x\n   JobState=COMPLETED Reason=None Dependency=(null)"
     directory = tmp_path / line
     directory.mkdir()

@@ -115,9 +115,7 @@ ROWS = st.lists(
 
 
 @given(ROWS, st.sampled_from(["", "# Sockets=7 Gres=gpu:9", "# \\"]), st.booleans())
-def test_words_of_a_line_are_replaced_by_their_place(
-    pieces: list[str], comment: str, is_quoted: bool
-) -> None:
+def test_words_of_a_line_become_its_place(pieces: list[str], comment: str, is_quoted: bool) -> None:
     text = f"NodeName=a {''.join(pieces)}{comment}"
     (line,) = parse_config(text, "slurm.conf").lines
     wanted = {"Sockets": "4", "Gres": "gpu:8 x" if is_quoted else "gpu:8"}

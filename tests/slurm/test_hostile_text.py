@@ -74,9 +74,7 @@ def test_where_squeue_lists_the_jobs_no_text_lies(words: dict[str, str], hostile
 
 
 @given(WORDS, st.sampled_from([2, 3, 4]))
-def test_a_stored_text_lies_about_no_other_job_and_hides_none(
-    words: dict[str, str], hostile: int
-) -> None:
+def test_a_stored_text_lies_about_no_other_job(words: dict[str, str], hostile: int) -> None:
     jobs = parse_scontrol_jobs(listing(said(words, hostile)))
     others = [job for job in jobs if job.number in NUMBERS - {str(hostile)}]
     assert not [job for job in others if unlike(job)]
@@ -128,9 +126,7 @@ def test_words_that_are_no_line_of_scontrols_change_nothing(field: str, name: st
         "   MinCPUsNode=1",
     ],
 )
-def test_a_job_with_a_line_of_scontrols_in_its_words_is_left_out_alone(
-    field: str, line: str
-) -> None:
+def test_only_the_job_that_quotes_a_line_of_scontrol_is_omitted(field: str, line: str) -> None:
     jobs = parse_scontrol_jobs(listing(said({field: f"x\n{line}"})))
     assert [job.unreadable is None for job in jobs] == [True, False, True]
 

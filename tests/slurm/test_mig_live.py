@@ -42,9 +42,7 @@ def slurm() -> Iterator[testbed.Testbed]:
             yield running
 
 
-def test_slices_are_counted_and_their_jobs_are_not_judged(
-    slurm: testbed.Testbed, tmp_path: Path
-) -> None:
+def test_slices_are_counted_and_jobs_not_judged(slurm: testbed.Testbed, tmp_path: Path) -> None:
     gres = tmp_path / "gres.conf"  # which GPU a line means is known by its file's name
     text = (slurm.base / "gres.conf").read_text()
     gres.write_text(text.replace(f"{slurm.base}/gpu/gpu", "/dev/nvidia"))

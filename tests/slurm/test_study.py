@@ -418,9 +418,7 @@ def test_the_view_of_a_large_study_shows_what_needs_a_look_and_counts_the_rest()
     assert only == "1 failed: NonZeroExitCode: bad (job 99)"
 
 
-def test_a_dry_run_with_a_described_host_needs_no_slurm(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_dry_run_needs_no_slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     words = ("-o", tmp_path / "study", "--host", "gh200x4", "--nodelist", "a1,a2", "--dry-run")
     done = homenode("slurm", "study", *words, whole=True)

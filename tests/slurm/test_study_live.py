@@ -276,9 +276,7 @@ def test_slurmds_killed_while_jobs_run_lose_nothing(slurm: Testbed, tmp_path: Pa
 
 @pytest.mark.nightly
 @pytest.mark.parametrize("version", ["3.6", None])
-def test_a_nodes_own_python_may_be_old_or_missing(
-    slurm: Testbed, tmp_path: Path, version: str | None
-) -> None:
+def test_python_may_be_old_or_missing(slurm: Testbed, tmp_path: Path, version: str | None) -> None:
     """It watches the tools of a homenode that has its own, as on gpu01, and cannot run homenode."""
     directory, programs, homenode = (tmp_path / name for name in ("study", "bin", "homenode"))
     programs.mkdir()

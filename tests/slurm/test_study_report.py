@@ -168,9 +168,7 @@ def test_the_summary_has_a_row_for_each_kind_of_work_and_what_is_unknown(gh200: 
     assert len(SUMMARY.splitlines()) < len(text.splitlines()) <= 25
 
 
-def test_what_homenode_import_made_of_them_gives_the_same_table(
-    gh200: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_imported_runs_agree(gh200: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     assert homenode("import", gh200, "-o", "runs", whole=True).exit_code == 0
     found = json.loads(homenode("slurm", "report", "runs", "--json", whole=True).stdout)
@@ -388,9 +386,7 @@ def job(mode: NodeSharing, rate: float, **fields: object) -> JobEvidence:
     ("metric", "expected"),
     [("h2d-bandwidth", JobLocality.UNKNOWN), (POWER, JobLocality.KEPT)],  # power is of all GPUs
 )
-def test_a_gpu_without_a_home_leaves_the_locality_unknown(
-    metric: str, expected: JobLocality
-) -> None:
+def test_without_a_home_the_locality_is_unknown(metric: str, expected: JobLocality) -> None:
     copies = [
         Sample(name, "bytes_per_s", 5e10, device=Bdf.parse(address), node=0)
         for name, address in (("h2d-bandwidth", "11:00.0"), (metric, "12:00.0"))
@@ -692,9 +688,7 @@ def test_the_page_has_the_studys_figures_as_charts_and_tables(gh200: Path) -> No
     assert re.search(r">driver</th>\s*<td[^>]*>560.35.03</td>", page)
 
 
-def test_spreads_are_means_with_deviations_over_gpus_near_and_far_and_in_shared_jobs(
-    gh200: Path,
-) -> None:
+def test_spreads_are_means_with_deviations_near_far_and_shared(gh200: Path) -> None:
     report = of_directory(gh200)
     found = {(one.metric, one.method, one.label): one for one in report.spreads}
     near = found["h2d-bandwidth", "CE", NEAR]

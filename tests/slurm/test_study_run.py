@@ -108,9 +108,7 @@ def test_a_study_ends_with_every_job_submitted_once(queue: StandIn) -> None:
 
 
 @pytest.mark.parametrize("when", ["before", "after"])
-def test_killed_while_sbatch_is_under_way_it_submits_nothing_twice(
-    queue: StandIn, when: str
-) -> None:
+def test_killed_during_sbatch_it_submits_nothing_twice(queue: StandIn, when: str) -> None:
     assert queue.run(*NEW, "--dry-run")[0] == 0
     for _ in range(2):
         assert queue.run_killed(f"sbatch {when} 1") == -9
@@ -188,9 +186,7 @@ def test_a_job_that_is_submitted_again_waits_for_those_behind_it(queue: StandIn)
         (("--partition-shared", "gone"), "no such partition"),
     ],
 )
-def test_options_that_cannot_be_are_refused_before_anything_is_written(
-    queue: StandIn, options: tuple[str, str], said: str
-) -> None:
+def test_bad_options_write_nothing(queue: StandIn, options: tuple[str, str], said: str) -> None:
     others = dict(zip(NEW[::2], NEW[1::2], strict=True)) | dict([options])
     code, text = queue.run(*itertools.chain(*others.items()))
     assert code == 2, text
@@ -242,9 +238,7 @@ def test_a_program_that_gave_no_figure_in_any_job_is_no_result(queue: StandIn) -
         pytest.param("", "", marks=pytest.mark.nightly),
     ],
 )
-def test_jobs_that_ended_without_a_figure_are_no_results(
-    queue: StandIn, errors: str, reason: str
-) -> None:
+def test_jobs_without_a_figure_are_no_results(queue: StandIn, errors: str, reason: str) -> None:
     (queue.base / "errors").write_text(errors)
     code, said = queue.run(*NEW)
     assert code == 1

@@ -35,9 +35,7 @@ def without_window(xml: bytes) -> bytes:
 
 
 @pytest.mark.parametrize(("gpus", "gib", "shift"), [(1, 64, 0), (2, 64, 0), (8, 768, 2)])
-def test_what_fits_40_bits_keeps_its_size_and_more_is_divided(
-    gpus: int, gib: int, shift: int
-) -> None:
+def test_what_fits_40_bits_keeps_its_size(gpus: int, gib: int, shift: int) -> None:
     document = open_domain(with_gpus(gpus, gib).document, "vm.xml")
     space = map_addresses(document, build_vm(document), load_host("hgx-h100"))
     assert space is not None

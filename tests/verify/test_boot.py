@@ -126,34 +126,26 @@ def named(seen: GuestView) -> set[tuple[str, str]]:
 
 
 @pytest.mark.nightly
-def test_without_an_expander_bus_the_guest_sees_no_node_for_any_device(
-    booted: dict[str, Future[BootOutcome]],
-) -> None:
+def test_without_expanders_no_device_has_a_node(booted: dict[str, Future[BootOutcome]]) -> None:
     seen = view(booted, "pin-numa")
     assert node_of_device(seen) == dict.fromkeys(DEVICES, "numa_node -1")
     assert not named(seen)
 
 
-def test_with_an_expander_bus_per_cell_the_guest_sees_the_right_node_for_each_device(
-    booted: dict[str, Future[BootOutcome]],
-) -> None:
+def test_with_expanders_each_device_has_its_node(booted: dict[str, Future[BootOutcome]]) -> None:
     seen = view(booted, "pin-numa-pci")
     assert node_of_device(seen) == dict(zip(DEVICES, ("numa_node 0", "numa_node 1"), strict=True))
     assert not named(seen)
     assert len(seen.observation.nodes) == 2
 
 
-def test_the_guests_kernel_gives_each_bus_the_number_that_nccl_is_told(
-    booted: dict[str, Future[BootOutcome]],
-) -> None:
+def test_each_bus_has_the_number_that_nccl_is_told(booted: dict[str, Future[BootOutcome]]) -> None:
     xml, _ = documents()["pin-numa-pci"]
     check_bus_numbers(xml, booted["pin-numa-pci"].result(), device_count=2)
 
 
 @pytest.mark.nightly
-def test_a_guest_with_an_offline_vcpu_and_three_cores_a_socket_comes_up(
-    booted: dict[str, Future[BootOutcome]],
-) -> None:
+def test_a_guest_with_an_offline_vcpu_comes_up(booted: dict[str, Future[BootOutcome]]) -> None:
     """QEMU's own APICs find no vCPU behind a missing APIC id by its logical destination."""
     seen = view(booted, "APIC ids missing")
     assert not named(seen)
@@ -161,9 +153,7 @@ def test_a_guest_with_an_offline_vcpu_and_three_cores_a_socket_comes_up(
     assert [len(node.pus) for node in seen.observation.nodes] == [2, 3]
 
 
-def test_siblings_that_only_a_substituted_model_tells_are_inconclusive(
-    booted: dict[str, Future[BootOutcome]],
-) -> None:
+def test_siblings_of_another_model_are_inconclusive(booted: dict[str, Future[BootOutcome]]) -> None:
     seen = view(booted, "pin-numa-pci")
     doubts = {f.subject: f.observed for f in seen.findings}
     if booted["pin-numa-pci"].result().stand_in.cpu.substituted is None:
@@ -174,9 +164,7 @@ def test_siblings_that_only_a_substituted_model_tells_are_inconclusive(
 
 
 @pytest.mark.nightly
-def test_moved_devices_and_a_wrong_distance_are_named(
-    booted: dict[str, Future[BootOutcome]],
-) -> None:
+def test_moved_devices_and_distances_are_named(booted: dict[str, Future[BootOutcome]]) -> None:
     assert named(view(booted, "devices moved and a distance wrong")) == {
         ("guest-device-node", f"device {DEVICES[0]}"),
         ("guest-device-node", f"device {DEVICES[1]}"),
@@ -185,18 +173,14 @@ def test_moved_devices_and_a_wrong_distance_are_named(
 
 
 @pytest.mark.nightly
-def test_swapped_cells_put_each_device_on_the_other_node(
-    booted: dict[str, Future[BootOutcome]],
-) -> None:
+def test_swapped_cells_swap_the_nodes_of_devices(booted: dict[str, Future[BootOutcome]]) -> None:
     assert named(view(booted, "cells swapped")) == {
         ("guest-device-node", f"device {bdf}") for bdf in DEVICES
     }
 
 
 @pytest.mark.nightly
-def test_a_window_without_a_bus_for_its_port_loses_the_device_also_in_a_guest_of_its_own(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_a_busless_window_loses_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """As one guest would have it that has more vCPUs than QEMU emulates fast with a PCIe tree."""
     if shutil.which("qemu-system-x86_64") is None:
         pytest.skip("no qemu-system-x86_64 here")
@@ -246,9 +230,7 @@ exec sleep 60
 """
 
 
-def test_what_qemu_refuses_is_named_also_where_the_other_guest_never_ends(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_refusal_is_named_without_an_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     files = guest_files(fake_qemu=True)
     can_use_kvm(files.kernel, pack_initramfs(files.busybox))  # kept: the program below is not asked
     program = tmp_path / "qemu-system-x86_64"
@@ -264,9 +246,7 @@ def test_what_qemu_refuses_is_named_also_where_the_other_guest_never_ends(
 
 
 @pytest.mark.nightly
-def test_a_libvirt_whose_guest_never_ends_leaves_the_boot_to_qemu(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_endless_libvirt_leaves_it_to_qemu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its virsh takes everything, offers no KVM, and its guests run for ever."""
     if shutil.which("qemu-system-x86_64") is None:
         pytest.skip("no qemu-system-x86_64 here")

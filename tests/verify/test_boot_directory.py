@@ -166,9 +166,7 @@ def test_a_directory_that_qemu_may_enter_is_closed_to_everybody_else(place: Path
         lambda directory: directory.parent.chmod(0o777),
     ],
 )
-def test_no_guest_is_booted_where_others_could_put_a_directory_in_the_place_of_ours(
-    place: Path, change: Callable[[Path], None]
-) -> None:
+def test_no_boot_where_others_replace_us(place: Path, change: Callable[[Path], None]) -> None:
     change(place)
     with (
         pytest.raises(HostError, match="other users can replace files") as raised,

@@ -91,9 +91,7 @@ def test_a_kill_ends_the_stand_in_too(tmp_path: Path, kill: signal.Signals) -> N
         assert not left[0].exists()
 
 
-def test_the_next_boot_ends_what_a_killed_one_left_in_libvirt_and_nothing_else(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_next_boot_ends_the_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     log = tmp_path / "log"
     virsh = tmp_path / "virsh"
     virsh.write_text(TELLING.format(log=log))

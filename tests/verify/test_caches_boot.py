@@ -182,9 +182,7 @@ LAB = {"two-llcs-a-cell-intel", "3-and-2-amd", "3-and-2-intel", "half-an-llc-at-
         for name in CASES
     ],
 )
-def test_a_guest_sees_its_pins_caches_or_none_and_a_cpu_in_each_cell(
-    name: str, tmp_path: Path
-) -> None:
+def test_a_guest_sees_its_pins_caches_and_a_cpu_per_cell(name: str, tmp_path: Path) -> None:
     host, request, cache = CASES[name]
     made = plan(host, request)
     assert made.vm.cpu_cache is cache

@@ -172,9 +172,7 @@ def test_without_a_host_a_plan_for_another_machine_is_compared_with_none(files: 
         (("--live", "vm", "--lspci", "@plan"), 2, "--live and --lspci cannot be used together"),
     ],
 )
-def test_what_cannot_be_done_is_said(
-    files: Files, words: tuple[str, ...], code: int, part: str
-) -> None:
+def test_what_cannot_be_is_said(files: Files, words: tuple[str, ...], code: int, part: str) -> None:
     names = {"@guest": files.guest, "@plan": files.plan, "@document": files.document}
     ended, said = ends(*(names.get(word, word) for word in words))
     assert ended == code and part in said, said

@@ -193,9 +193,7 @@ MEMORY: tuple[tuple[bytes, Host, str], ...] = (
 
 
 @pytest.mark.parametrize(("xml", "host", "expected"), MEMORY, ids=map(str, range(len(MEMORY))))
-def test_memory_is_compared_with_what_the_host_can_give(
-    xml: bytes, host: Host, expected: str
-) -> None:
+def test_memory_is_compared_with_the_hosts(xml: bytes, host: Host, expected: str) -> None:
     bad = [finding for finding in findings_of(xml, host=host) if are_bad([finding])]
     stated = "\n".join(f"{one.id} {one.subject}: {one.expected}" for one in bad)
     assert stated.startswith(expected) if expected else not stated
@@ -257,9 +255,7 @@ def test_what_is_free_decides_nothing_where_the_vm_itself_may_be_running() -> No
         ("interleave", Severity.WARNING),
     ],
 )
-def test_only_memory_that_may_lie_nowhere_else_fails_the_start(
-    mode: str, severity: Severity
-) -> None:
+def test_only_strictly_bound_memory_fails_the_start(mode: str, severity: Severity) -> None:
     xml = TUNED.replace(b"mode='strict'", f"mode='{mode}'".encode())
     found = findings_of(xml, host=with_free(4 * GIB, GIB))
     assert [f.severity for f in found if f.id == "memory-short"] == [severity]
@@ -302,9 +298,7 @@ def one_group(*drivers: tuple[str, str | None]) -> Host:
         (None, False),
     ],
 )
-def test_a_driver_of_the_host_in_the_devices_iommu_group_is_named(
-    driver: str | None, stays: bool
-) -> None:
+def test_a_host_driver_in_the_iommu_group_is_named(driver: str | None, stays: bool) -> None:
     near, far = DEVICES
     hostdev = PLAIN[PLAIN.rindex(b"    <hostdev") : PLAIN.index(b"  </devices>")]
     host = one_group((near, "vfio-pci"), (far, driver))

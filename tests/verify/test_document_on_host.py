@@ -116,9 +116,7 @@ def test_a_redirected_usb_device_has_the_controller_that_qemus_driver_adds() -> 
         ("<name>", "<uuid>x</uuid><name>"),
     ],
 )
-def test_what_neither_we_nor_libvirt_can_read_is_a_finding(
-    tmp_path: Path, was: str, is_now: str
-) -> None:
+def test_what_nobody_can_read_is_a_finding(tmp_path: Path, was: str, is_now: str) -> None:
     if shutil.which("virsh") is None:
         pytest.skip("no virsh here")
     path = tmp_path / "vm.xml"

@@ -365,9 +365,7 @@ def test_a_bridge_without_room_is_named_where_no_device_is() -> None:
         ("NUMA nodes", "pci_bus 0000:80: Unknown NUMA node; performance will be reduced", 6 - 2),
     ],
 )
-def test_warnings_of_topology_nodes_and_windows_are_findings(
-    topic: str, line: str, level: int
-) -> None:
+def test_warnings_of_the_kernel_are_findings(topic: str, line: str, level: int) -> None:
     (found,) = check_kernel(log(line, level=level), NAMES, "vm.xml")
     assert found.severity is Severity.WARNING
     assert found.subject.startswith(topic) and line in found.observed

@@ -57,9 +57,7 @@ def test_a_kernel_is_fetched_once(cache: Path, tmp_path: Path) -> None:
 @pytest.mark.root
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can be another user")
 @pytest.mark.parametrize("part", ["vmlinuz/boot/vmlinuz-6.1.0-1", "vmlinuz", "."])
-def test_a_kernel_that_another_user_could_have_put_there_is_not_booted(
-    cache: Path, part: str
-) -> None:
+def test_a_kernel_that_another_user_can_write_is_not_booted(cache: Path, part: str) -> None:
     find_guest_files()
     os.chown(cache / part, 12345, 12345)
     with pytest.raises(HostError, match="belongs to user 12345") as raised:
@@ -69,9 +67,7 @@ def test_a_kernel_that_another_user_could_have_put_there_is_not_booted(
 
 @pytest.mark.root
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can be another user")
-def test_no_kernel_is_fetched_into_a_directory_that_others_write_to(
-    cache: Path, tmp_path: Path
-) -> None:
+def test_no_kernel_is_fetched_where_others_can_write(cache: Path, tmp_path: Path) -> None:
     cache.mkdir(parents=True)
     cache.chmod(0o777)
     with pytest.raises(HostError, match="other users can replace files"):

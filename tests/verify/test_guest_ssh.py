@@ -40,9 +40,7 @@ def verified(tmp_path: Path, source: str, *, more_vcpus: int = 0) -> Result:
 
 
 @pytest.mark.parametrize("form", ["ssh://root@127.0.0.1:{}", "ssh:ssh://root@127.0.0.1:{}"])
-def test_a_guest_is_read_over_ssh_with_nothing_installed_there(
-    port: int, tmp_path: Path, form: str
-) -> None:
+def test_a_guest_is_read_over_ssh_as_it_is(port: int, tmp_path: Path, form: str) -> None:
     done = verified(tmp_path, form.format(port))
     assert done.exit_code == 0, done.output
     assert "by its guest's own view" in done.output and "NUMA nodes" in done.output

@@ -96,9 +96,7 @@ def test_a_vm_that_is_where_it_was_planned_has_no_findings(tree: ProcTree) -> No
     assert "memory of cell 1 (node 1): 256 MiB on node 1" in findings.checked
 
 
-def test_each_thread_that_may_run_elsewhere_is_named_with_the_command_that_moves_it(
-    tree: ProcTree,
-) -> None:
+def test_each_thread_that_may_run_elsewhere_is_named_with_its_fix(tree: ProcTree) -> None:
     tree.qemu({**THREADS, "CPU 2/KVM": "2", "IO iothread1": "0-15", "call_rcu": "0-3"}, CELLS)
     findings = judged(tree)
     assert ids(findings) == [
@@ -207,9 +205,7 @@ def test_swapped_out_memory_and_unreadable_mappings_are_said(tree: ProcTree) -> 
     assert [f.fix for f in inconclusive] == ["run as root on the VM's host"]
 
 
-def test_interrupts_on_another_node_than_the_device_are_reported_once_a_device(
-    tree: ProcTree,
-) -> None:
+def test_interrupts_on_another_node_are_reported_once_a_device(tree: ProcTree) -> None:
     tree.put(
         "proc/interrupts",
         "           CPU0       CPU1\n"
@@ -265,9 +261,7 @@ def test_an_unpinned_vm_is_a_warning(tree: ProcTree) -> None:
     assert finding.observed.startswith("2 vCPUs that may run anywhere")
 
 
-def test_a_process_that_keeps_a_pu_busy_is_a_warning_and_a_short_wake_up_is_none(
-    tree: ProcTree,
-) -> None:
+def test_a_process_that_keeps_a_pu_busy_is_a_warning(tree: ProcTree) -> None:
     vm = captured(tree)
     busy = Neighbour(77, "stress", None, 1, pus("0-15"), False, True, 0.97)
     (finding,) = verify_live(EXPECTED, replace(vm, neighbours=(busy,))).findings

@@ -88,9 +88,7 @@ def test_a_vm_as_its_document_has_it_has_nothing_wrong(running: tuple[str, list[
     assert "memory device dimm0 (cell 1) (node 0): 32 MiB on node 0" in stated
 
 
-def test_threads_that_are_not_where_the_plan_has_them_are_named(
-    running: tuple[str, list[int]],
-) -> None:
+def test_threads_off_their_plan_are_named(running: tuple[str, list[int]]) -> None:
     """vCPUs 0 and 1 are each on the CPU of the other one; 2 and 3 are offline."""
     name, (first, second, *_) = running
     guest = read_vm(DOCUMENT.format(name=name, a=first, b=second).encode(), "vm.xml")

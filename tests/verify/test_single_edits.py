@@ -304,9 +304,7 @@ def test_other_spellings_of_the_same_are_nothing_wrong(before: str, after: str) 
         ),
     ],
 )
-def test_settings_as_libvirt_prints_them_are_those_that_were_written(
-    place: str, written: str, printed: str
-) -> None:
+def test_settings_are_the_same_as_libvirt_prints(place: str, written: str, printed: str) -> None:
     document = users_vm("2 GPUs").document
     one, other = (
         read_kept(open_domain(changed(document, (place, text + place)), "vm.xml"))

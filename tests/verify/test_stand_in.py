@@ -364,9 +364,7 @@ def test_settings_that_decide_what_the_guest_sees_come_from_the_document() -> No
         ),
     ],
 )
-def test_vcpus_that_are_offline_are_offline_in_the_stand_in(
-    vcpu: str, smp: str, later: list[str]
-) -> None:
+def test_offline_vcpus_are_offline_in_it(vcpu: str, smp: str, later: list[str]) -> None:
     xml = changed(tuned("pin").document, (">4</vcpu>", vcpu))
     words = argv(xml)
     assert f"-smp {smp}," in words

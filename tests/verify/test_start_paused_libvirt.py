@@ -119,9 +119,7 @@ def test_shared_memory_that_the_start_makes_is_removed(name: str) -> None:
 
 @pytest.mark.nightly
 @pytest.mark.parametrize("added", [SERIAL, ARGUMENT])
-def test_a_log_that_the_start_makes_is_removed_and_one_that_it_would_empty_refuses_it(
-    name: str, added: str
-) -> None:
+def test_a_log_of_the_start_is_removed_and_a_full_one_refuses_it(name: str, added: str) -> None:
     log = log_of(name, added)
     verify_paused(find_startable(SYSTEM, name), None, None)
     assert not log.exists()
@@ -161,9 +159,7 @@ paused.verify_paused(paused.find_startable("qemu:///system", sys.argv[1]), None,
 
 
 @pytest.mark.parametrize("is_resumed", [False, pytest.param(True, marks=pytest.mark.nightly)])
-def test_what_a_kill_leaves_is_listed_and_ended_unless_somebody_let_it_run(
-    is_resumed: bool, name: str
-) -> None:
+def test_what_a_kill_leaves_is_listed_and_ended(is_resumed: bool, name: str) -> None:
     words = (sys.executable, "-c", HELD, name)
     process = subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
     assert process.stdout is not None and process.stdout.readline() == b"paused\n"

@@ -166,9 +166,7 @@ def test_the_command_takes_a_plan_alone(saved: tuple[str, str]) -> None:
         ),
     ],
 )
-def test_a_target_that_says_nothing_is_refused(
-    saved: tuple[str, str], words: tuple[str, ...], refused: str
-) -> None:
+def test_bad_targets_refused(saved: tuple[str, str], words: tuple[str, ...], refused: str) -> None:
     names = dict(zip(("PLAN", "GUEST"), saved, strict=True))
     code, said = ends(*(names.get(word, word) for word in words))
     assert code == 2 and refused in said, said

@@ -34,6 +34,13 @@ def code_of(child: int) -> int:
     return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
 
 
+def write_program(path: Path, text: str) -> None:
+    """An executable file, in a directory that is made where it is missing."""
+    path.parent.mkdir(exist_ok=True)
+    path.write_text(text)
+    path.chmod(0o755)
+
+
 def wait_for_end(number: int) -> None:
     deadline = time.monotonic() + 60
     while is_running(number) and time.monotonic() < deadline:

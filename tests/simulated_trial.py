@@ -8,6 +8,7 @@ import json
 import random
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from msgspec.structs import asdict, replace
 
@@ -80,14 +81,7 @@ class SimulatedGuest(FakeMachine):
         self._random = random.Random(f"boot {run_id}")
         self._speed = effect * (1 + self._random.gauss(0, NOISE))
 
-    def run(
-        self,
-        argv: Sequence[str],
-        timeout_s: float,
-        input: str | None = None,
-        *,
-        environment: Mapping[str, str] | None = None,
-    ) -> ProgramResult:
+    def run(self, argv: Sequence[str], *rest: Any, **named: Any) -> ProgramResult:
         self._check()
         if argv[1:2] in (["bandwidth"], ("bandwidth",)) and self.stream_fails:
             return ProgramResult(tuple(argv), 1, "", "homenode-probe: not enough memory")
@@ -95,7 +89,7 @@ class SimulatedGuest(FakeMachine):
             return ProgramResult(tuple(argv), 1, "", "Interactive authentication required.")
         if argv[1:2] in (["bandwidth"], ("bandwidth",)) and not self.code:
             return ProgramResult(tuple(argv), 0, self._bandwidth(argv), "")
-        return super().run(argv, timeout_s, input, environment=environment)
+        return super().run(argv, *rest, **named)
 
     def snapshot(self) -> Snapshot:
         self._check()
@@ -244,6 +238,12 @@ def trial_of(
         notify=said.append,
         within_s=within_s,
     )
+
+
+def new_trial(directory: Path, reach: SimulatedReach, **asked: Any) -> Trial:
+    """A trial that is ready to run: its state and its results are in this directory."""
+    head, journal = begun(directory / "state", wanted(directory / "results", **asked))
+    return trial_of(head, journal, directory / "state", reach)
 
 
 def run_whole(trial: Trial) -> None:

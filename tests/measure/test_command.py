@@ -22,7 +22,7 @@ from homenode.measure.results.vantage import Vantage
 from homenode.measure.runner import read_metric
 from tests import probe_documents
 from tests.command_line import Result, homenode
-from tests.processes import wait_for_end
+from tests.processes import wait_for, wait_for_end, write_program
 
 SHORT = (*"--quick --repeat 1 --tests cpu-single,core-to-core --context host --force".split(),)
 
@@ -37,9 +37,7 @@ def probe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         pus = "0" if name == "throughput" else "0-1"
         text = probe_documents.answer(["homenode-probe", name, "--pus", pus])
         (directory / f"{name}.json").write_text(text)
-    script = directory / "homenode-probe"
-    script.write_text(f'#!/bin/sh\nexec cat "{directory}/$1.json"\n')
-    script.chmod(0o755)
+    write_program(directory / "homenode-probe", f'#!/bin/sh\nexec cat "{directory}/$1.json"\n')
     return directory
 
 
@@ -62,9 +60,7 @@ def test_a_run_is_shown_stored_and_refused_a_second_time(probe: Path) -> None:
     assert (head.vantage, head.boots, head.arrangement) == (Vantage.HOST, ("b1",), "q")
     assert head.switches.name == "pin"
     assert "\x1b" not in done.stdout + done.stderr
-    assert "2 of 3 steps done: cpu-single, " in done.stderr, (
-        "a batch job's log shows that it goes on"
-    )
+    assert "2 of 3 steps done: cpu-single, " in done.stderr  # a batch job's log shows that
     again = bench(probe, "mine", *SHORT)
     assert again.exit_code == 2
     assert "a run of this name exists" in again.stderr
@@ -91,14 +87,8 @@ def test_a_dry_run_shows_every_step_and_runs_none(probe: Path) -> None:
 
 
 def test_the_users_own_program_needs_no_shell(probe: Path) -> None:
-    done = bench(
-        probe,
-        *"mine --quick --repeat 1 --context host --force --app".split(),
-        "echo 'took $HOME 2.5 s'",
-        "--metric",
-        r"([0-9.]+) s$",
-        "--lower-is-better",
-    )
+    words = r"mine --quick --repeat 1 --context host --force --lower-is-better --metric"
+    done = bench(probe, *words.split(), r"([0-9.]+) s$", "--app", "echo 'took $HOME 2.5 s'")
     assert done.exit_code in (0, 1), done.stderr
     (directory,) = (probe.parent / "results").glob("*/mine")
     assert read_run(directory).head.switches == Switches(None, None, None, None, None)
@@ -145,14 +135,8 @@ def test_ctrl_c_says_how_to_go_on_and_that_works(probe: Path) -> None:
     script.write_text(fast.replace("exec", "test $1 = throughput || sleep 30\nexec"))
     words = [sys.executable, "-m", "homenode.cli.main", "bench", "--name", "it's mine", *SHORT]
     leader, follower = pty.openpty()
-    child = subprocess.Popen(
-        words,
-        env=environment(probe),
-        cwd=probe.parent,
-        stdout=subprocess.PIPE,
-        stderr=follower,
-        start_new_session=True,
-    )
+    given = {"env": environment(probe), "cwd": probe.parent, "start_new_session": True}
+    child = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=follower, **given)  # type: ignore[call-overload]
     os.close(follower)
     shown = b""
     deadline = time.monotonic() + 300
@@ -176,10 +160,8 @@ def test_ctrl_c_says_how_to_go_on_and_that_works(probe: Path) -> None:
     done = bench(probe, "it's mine", *SHORT, "--resume")
     assert done.exit_code in (0, 1), done.stderr
     (directory,) = (probe.parent / "results").glob("*/it's mine")
-    assert {one.metric for one in read_run(directory).samples} == {
-        "cpu-single",
-        "core-to-core-latency",
-    }
+    metrics = {one.metric for one in read_run(directory).samples}
+    assert metrics == {"cpu-single", "core-to-core-latency"}
 
 
 @pytest.mark.parametrize("sent", [signal.SIGTERM, signal.SIGHUP])
@@ -207,19 +189,11 @@ def test_a_run_outlives_the_terminal_that_nohup_keeps_it_from(probe: Path) -> No
 def started(probe: Path, *before: str) -> tuple["subprocess.Popen[str]", int]:
     """A run in the midst of the user's program, and the number of that program."""
     number = probe / "number"
-    program = (
-        f'sh -c \'echo $$ >"{number}.part" && mv "{number}.part" "{number}" && exec sleep 600\''
-    )
-    words = ("mine", "--quick", "--repeat", "1", "--context", "host", "--force", "--app", program)
+    work = f'echo $$ >"{number}.part" && mv "{number}.part" "{number}" && exec sleep 600'
+    words = (*"mine --quick --repeat 1 --context host --force --app".split(), f"sh -c '{work}'")
+    command = "-m homenode.cli.main bench --metric (x) --name".split()
     child = subprocess.Popen(
-        [
-            *before,
-            sys.executable,
-            *"-m homenode.cli.main bench --name".split(),
-            *words,
-            "--metric",
-            "(x)",
-        ],
+        [*before, sys.executable, *command, *words],
         env=environment(probe),
         cwd=probe.parent,
         stdout=subprocess.PIPE,
@@ -227,19 +201,13 @@ def started(probe: Path, *before: str) -> tuple["subprocess.Popen[str]", int]:
         stdin=subprocess.DEVNULL,
         text=True,
     )
-    deadline = time.monotonic() + 300
-    while not number.exists() and time.monotonic() < deadline:
-        time.sleep(0.05)
+    wait_for(number.exists)
     return child, int(number.read_text())
 
 
 def test_a_program_that_hangs_is_stopped_when_its_time_is_up(probe: Path) -> None:
-    done = bench(
-        probe,
-        *"mine --quick --repeat 1 --context host --force --app".split(),
-        "sleep 60",
-        *"--metric (x) --app-timeout 1".split(),
-    )
+    words = "mine --quick --repeat 1 --context host --force --metric (x) --app-timeout 1 --app"
+    done = bench(probe, *words.split(), "sleep 60")
     assert "sleep: no end after 1 s" in done.stdout
 
 

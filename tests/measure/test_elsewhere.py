@@ -5,7 +5,6 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -16,6 +15,7 @@ from homenode.measure.access.remote import RemoteHost, SshHost
 from homenode.measure.model import PROBE
 from homenode.measure.results.store import read_run
 from homenode.process import ToolMissingError
+from tests.processes import is_running, wait_for
 from tests.ssh_daemon import ssh_daemon
 
 HELD = b'#!/bin/sh\necho $$ >"$1"\nexec sleep 300\n'
@@ -36,11 +36,7 @@ def host_at(on: str, run: str, probe: bytes = HELD) -> RemoteHost:
 
 @pytest.mark.nightly
 def test_a_run_elsewhere_is_a_run_like_any_other(on: str, tmp_path: Path) -> None:
-    words = (
-        *"bench --name far --on".split(),
-        on,
-        *"--quick --repeat 1 --tests cpu-single".split(),
-    )
+    words = f"bench --name far --on {on} --quick --repeat 1 --tests cpu-single".split()
     probe = next(Path(__file__).parents[2].glob("build/probe/homenode-probe-static"), None)
     assert probe is not None, "make probe"
     program = (sys.executable, "-m", "homenode.cli.main", *words, "--probe", str(probe))
@@ -63,27 +59,16 @@ def test_what_runs_since_a_kill_is_ended_by_who_continues(on: str, tmp_path: Pat
 
     thread = threading.Thread(target=killed_meanwhile)
     thread.start()
-    deadline = time.monotonic() + 60
-    while not (pid_file.exists() and pid_file.read_text()):
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
+    wait_for(lambda: pid_file.exists() and bool(pid_file.read_text()))
     pid = int(pid_file.read_text())
     again = host_at(on, str(tmp_path)).with_descriptor(os.open(os.devnull, os.O_RDONLY))
-    assert is_gone(pid)
+    assert not is_running(pid)
     thread.join()
     assert ended == [-signal.SIGKILL]
     with pytest.raises(ToolMissingError):
         again.run(("no-such-program",), 20)
     assert again.run(("cat",), 20, "from here").stdout == "from here"
     again.clean_up()
-
-
-def is_gone(pid: int) -> bool:
-    try:
-        state = Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2]
-    except FileNotFoundError:
-        return True
-    return state.startswith("Z")
 
 
 @pytest.mark.lab

@@ -96,20 +96,16 @@ def test_two_equal_looks_are_no_change() -> None:
 
 
 @pytest.mark.parametrize(
-    ("after", "says"),
+    ("file", "text", "says"),
     [
-        (
-            {f"{CPU}/cpu0/thermal_throttle/core_throttle_count": "9"},
-            "core_throttle_count rose by 7",
-        ),
-        ({f"{CPU}/intel_pstate/no_turbo": "1"}, "turbo changed"),
-        ({"/proc/stat": stat(1500, 1400, 100)}, "took 10.0% of the CPUs' time for other guests"),
+        (f"{CPU}/cpu0/thermal_throttle/core_throttle_count", "9", "core_throttle_count rose by 7"),
+        (f"{CPU}/intel_pstate/no_turbo", "1", "turbo changed"),
+        ("/proc/stat", stat(1500, 1400, 100), "took 10.0% of the CPUs' time for other guests"),
     ],
 )
-def test_a_change_in_between_is_the_reason_to_mark_a_run(after: dict[str, str], says: str) -> None:
-    reasons = find_changes(look(), look(changed=after))
-    assert len(reasons) == 1
-    assert says in reasons[0]
+def test_a_change_in_between_is_the_reason_to_mark_a_run(file: str, text: str, says: str) -> None:
+    (reason,) = find_changes(look(), look(changed={file: text}))
+    assert says in reason
 
 
 def test_a_balloon_a_governor_and_a_pu_that_went_away_are_changes() -> None:
@@ -150,11 +146,9 @@ def test_a_pu_that_counts_from_zero_again_gives_no_share() -> None:
 
 def test_conditions_leave_out_what_is_unknown() -> None:
     found = {condition.name: condition.value for condition in list_conditions(look())}
-    assert found["governor"] == "performance"
-    assert found["turbo"] == "on"
-    assert not {"turbo", "governor"} & {
-        condition.name for condition in list_conditions(replace(look(), turbo=None, governors=None))
-    }
+    assert (found["governor"], found["turbo"]) == ("performance", "on")
+    unknown = list_conditions(replace(look(), turbo=None, governors=None))
+    assert not {"turbo", "governor"} & {condition.name for condition in unknown}
 
 
 def test_microcode_and_clock_limits_are_conditions_and_changes() -> None:
@@ -179,20 +173,17 @@ def test_a_microcode_that_a_hypervisor_invents_is_unknown(invented: str) -> None
     assert "microcode" not in {condition.name for condition in list_conditions(seen)}
 
 
+def readings(after: str, pus: str = "0-3") -> IdleReadings:
+    return IdleReadings(look(), look(changed={"/proc/stat": after}), CpuSet.parse(pus))
+
+
 def test_a_quiet_machine_has_no_findings_but_its_past() -> None:
-    looks = IdleReadings(
-        look(), look(changed={"/proc/stat": stat(1001, 1999, 0)}), CpuSet.parse("0-3")
-    )
-    assert [(f.id, f.severity) for f in preflight(host(), looks)] == [
-        ("bench-throttled", Severity.INFO)
-    ]
+    (found,) = preflight(host(), readings(stat(1001, 1999, 0)))
+    assert (found.id, found.severity) == ("bench-throttled", Severity.INFO)
 
 
 def test_others_on_our_pus_are_found() -> None:
-    looks = IdleReadings(
-        look(), look(changed={"/proc/stat": stat(1500, 1400, 100)}), CpuSet.parse("0-3")
-    )
-    ids = [finding.id for finding in preflight(host(), looks)]
+    ids = [finding.id for finding in preflight(host(), readings(stat(1500, 1400, 100)))]
     assert ids[:2] == ["bench-busy", "bench-stolen"]
 
 
@@ -255,9 +246,7 @@ def test_running_neighbours_are_named_with_their_places() -> None:
             pinned_domain("0", name="off", running=False),
         ),
     )
-    quiet = IdleReadings(
-        look(), look(changed={"/proc/stat": stat(1000, 2000, 0)}), CpuSet.parse("0-1")
-    )
+    quiet = readings(stat(1000, 2000, 0), "0-1")
     subjects = [f.subject for f in preflight(made, quiet) if f.id == "bench-neighbour"]
     assert subjects == ["domain near", "domain anywhere"]
 

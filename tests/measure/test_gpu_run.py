@@ -6,6 +6,7 @@ import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -16,6 +17,7 @@ from homenode.measure.model import BenchOptions, BenchOutcome, SuiteDepth, Suite
 from homenode.measure.results.vantage import Vantage
 from homenode.process import ProgramResult, ToolTimeoutError
 from tests.bench_machines import FakeMachine
+from tests.measure.test_runner import measured
 from tests.measure.test_step_figures import nvbandwidth_text
 from tests.tools import test_nccl_tests as nccl
 from tests.torch_programs import STAND_IN
@@ -35,18 +37,13 @@ class GpuMachine(FakeMachine):
     environments: list[Mapping[str, str]] = field(default_factory=list)
 
     def run(
-        self,
-        argv: Sequence[str],
-        timeout_s: float,
-        input: str | None = None,
-        *,
-        environment: Mapping[str, str] | None = None,
+        self, argv: Sequence[str], timeout_s: float, input: str | None = None, **named: Any
     ) -> ProgramResult:
         words = tuple(argv)
         if words[0] in ("cat", "true"):
-            return super().run(argv, timeout_s, input, environment=environment)
+            return super().run(argv, timeout_s, input, **named)
         self.calls.append(words)
-        self.environments.append(environment or {})
+        self.environments.append(named.get("environment") or {})
         program = next(word for word in words if word != "numactl" and not word.startswith("--"))
         is_watched = words[1:3] == ("-", "nvbandwidth")
         program = "nvbandwidth" if is_watched else program
@@ -62,13 +59,10 @@ class GpuMachine(FakeMachine):
             return ProgramResult(words, 0, nvbandwidth_text(names) + watched, "")
         if program == "all_reduce_perf":
             return ProgramResult(words, 0, nccl.TEXT, "")
-        settings = json.dumps({"addresses": GPUS})
-        return LocalMachine().run(
-            (sys.executable, *words[1:]),
-            timeout_s,
-            input,
-            environment={"PYTHONPATH": str(STAND_IN), "STAND_IN": settings, **(environment or {})},
-        )
+        settings = {"PYTHONPATH": str(STAND_IN), "STAND_IN": json.dumps({"addresses": GPUS})}
+        environment = settings | dict(self.environments[-1])
+        own = (sys.executable, *words[1:])
+        return LocalMachine().run(own, timeout_s, input, environment=environment)
 
 
 @pytest.fixture(autouse=True)
@@ -82,40 +76,35 @@ def run(machine: GpuMachine, root: Path, *groups: SuiteGroup, largest: int = 655
     return runner.run_bench(machine, orders, root, lambda progress: None)
 
 
-def series(outcome: BenchOutcome) -> set[tuple[str, str | None, int | None]]:
-    assert outcome.run is not None
-    return {(one.metric, one.variant, one.node) for one in outcome.run.samples}
-
-
 def test_pytorch_takes_over_where_the_tool_fails_and_both_are_recorded(tmp_path: Path) -> None:
     machine = GpuMachine(fails=frozenset({"nvbandwidth"}))
     outcome = run(machine, tmp_path, SuiteGroup.GPU_COPY)
-    assert outcome.run is not None
-    assert {str(one.device) for one in outcome.run.samples} == set(GPUS)
-    assert {one.metric for one in outcome.run.samples} == {"d2d-bandwidth"}
+    made = measured(outcome)
+    assert {str(one.device) for one in made.samples} == set(GPUS)
+    assert {one.metric for one in made.samples} == {"d2d-bandwidth"}
     assert any("CUDA error" in str(gap) for gap in outcome.gaps)
-    conditions = {condition.name for condition in outcome.run.head.conditions}
-    assert "tool PyTorch" in conditions
+    assert not any(gap.subject == "GPU addresses" for gap in outcome.gaps)
+    assert "tool PyTorch" in {condition.name for condition in made.head.conditions}
 
 
 def test_the_matrix_has_a_row_for_each_node_and_one_as_the_tool_binds(tmp_path: Path) -> None:
-    outcome = run(GpuMachine(), tmp_path, SuiteGroup.GPU_BANDWIDTH)
-    nodes = {node for metric, variant, node in series(outcome) if metric == "h2d-bandwidth"}
+    made = measured(run(GpuMachine(), tmp_path, SuiteGroup.GPU_BANDWIDTH))
+    nodes = {one.node for one in made.samples if one.metric == "h2d-bandwidth"}
     assert nodes == {None, 0, 1}
-    assert outcome.run is not None
-    conditions = {one.name: one.value for one in outcome.run.head.conditions}
+    conditions = {one.name: one.value for one in made.head.conditions}
     assert conditions["copying thread"] == "nodes 0-1"
 
 
 def test_collectives_run_under_each_binding(tmp_path: Path) -> None:
+    """GPUs on two nodes have ranks of their own for each of them."""
     machine = GpuMachine()
-    outcome = run(machine, tmp_path, SuiteGroup.NCCL)
-    assert outcome.run is not None
-    peaks = {one.variant for one in outcome.run.samples if one.metric == "allreduce-busbw-peak"}
-    assert None in peaks
-    assert "P2P off" in peaks
-    assert len(peaks) >= 4
+    outcome = run(machine, tmp_path, SuiteGroup.NCCL, largest=1024)
+    samples = measured(outcome).samples
+    peaks = {one.variant for one in samples if one.metric == "allreduce-busbw-peak"}
+    assert {None, "P2P off", "a process for each GPU"} < peaks
     assert any(env.get("NCCL_P2P_DISABLE") == "1" for env in machine.environments)
+    # The stand-in's GPUs are not in this machine's /sys: their node is unknown, and so is said.
+    assert any("has no node here" in str(gap) for gap in outcome.gaps)
 
 
 def test_peer_access_that_hangs_is_stopped_and_said(tmp_path: Path) -> None:
@@ -127,23 +116,8 @@ def test_peer_access_that_hangs_is_stopped_and_said(tmp_path: Path) -> None:
 
 def test_products_are_a_control_around_the_round(tmp_path: Path) -> None:
     outcome = run(GpuMachine(), tmp_path, SuiteGroup.MATMUL)
-    assert outcome.run is not None
-    assert {one.variant for one in outcome.run.samples} == {"fp32", "tf32", "bf16", "fp16"}
+    assert {one.variant for one in measured(outcome).samples} == {"fp32", "tf32", "bf16", "fp16"}
     assert not any(finding.id == "bench-control-moved" for finding in outcome.findings)
-
-
-def test_tools_that_tell_the_machines_own_addresses_leave_no_caveat(tmp_path: Path) -> None:
-    outcome = run(GpuMachine(fails=frozenset({"nvbandwidth"})), tmp_path, SuiteGroup.GPU_COPY)
-    assert not any(gap.subject == "GPU addresses" for gap in outcome.gaps)
-
-
-def test_gpus_on_two_nodes_have_ranks_of_their_own_for_each_binding(tmp_path: Path) -> None:
-    outcome = run(GpuMachine(), tmp_path, SuiteGroup.NCCL, largest=1024)
-    assert outcome.run is not None
-    peaks = {one.variant for one in outcome.run.samples if one.metric == "allreduce-busbw-peak"}
-    assert "a process for each GPU" in peaks
-    # The stand-in's GPUs are not in this machine's /sys: their node is unknown, and so is said.
-    assert any("has no node here" in str(gap) for gap in outcome.gaps)
 
 
 @dataclass
@@ -154,14 +128,7 @@ class PoweredMachine(GpuMachine):
     asked: int = 0
     enough: threading.Event = field(default_factory=threading.Event)
 
-    def run(
-        self,
-        argv: Sequence[str],
-        timeout_s: float,
-        input: str | None = None,
-        *,
-        environment: Mapping[str, str] | None = None,
-    ) -> ProgramResult:
+    def run(self, argv: Sequence[str], timeout_s: float, *rest: Any, **named: Any) -> ProgramResult:
         if argv[0] == "nvidia-smi":
             self.asked += 1
             if self.asked > 1:
@@ -172,14 +139,13 @@ class PoweredMachine(GpuMachine):
             assert self.enough.wait(timeout_s)
             self.asked = 0
             self.enough.clear()
-        return super().run(argv, timeout_s, input, environment=environment)
+        return super().run(argv, timeout_s, *rest, **named)
 
 
 def test_power_is_stored_with_its_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(power, "POWER_EVERY_S", 0.001)
-    outcome = run(PoweredMachine(), tmp_path, SuiteGroup.GPU_BANDWIDTH)
-    assert outcome.run is not None
-    drawn = [one for one in outcome.run.samples if one.metric == "gpu-power"]
+    samples = measured(run(PoweredMachine(), tmp_path, SuiteGroup.GPU_BANDWIDTH)).samples
+    drawn = [one for one in samples if one.metric == "gpu-power"]
     assert {(one.unit, one.value, str(one.device)) for one in drawn} == {("watts", 300.0, GPUS[0])}
     assert len({one.variant for one in drawn}) > 1, "each test has its own"
 

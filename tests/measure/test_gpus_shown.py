@@ -4,9 +4,10 @@ import json
 import shutil
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -134,46 +135,33 @@ def driver(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[Path, int]:
     return tmp_path, request.param
 
 
+def asked_of(driver: str, directory: str) -> ShownGpus | None:
+    words, environment = (sys.executable, "-", driver), {"LD_LIBRARY_PATH": directory}
+    ended = LocalMachine().run(words, 60, read_program("gpus_shown"), environment=environment)
+    return parse_shown(ended.stdout_or_raise())
+
+
 def test_the_driver_is_asked_itself(driver: tuple[Path, int]) -> None:
     directory, code = driver
-    ended = LocalMachine().run(
-        (sys.executable, "-", "cuda"),
-        60,
-        read_program("gpus_shown"),
-        environment={"LD_LIBRARY_PATH": str(directory)},
-    )
     expected = ShownGpus((Bdf.parse("0001:9b:00.0"), Bdf.parse("0001:19:00.0")))
     none = ShownGpus((), "cuInit says error 802")
-    assert parse_shown(ended.stdout_or_raise()) == (none if code else expected)
+    assert asked_of("cuda", str(directory)) == (none if code else expected)
 
 
 def test_without_a_driver_nothing_is_asked() -> None:
-    ended = LocalMachine().run(
-        (sys.executable, "-", "hip"),
-        60,
-        read_program("gpus_shown"),
-        environment={"LD_LIBRARY_PATH": ""},
-    )
-    assert parse_shown(ended.stdout_or_raise()) is None
+    assert asked_of("hip", "") is None
 
 
 @dataclass
 class JobMachine(gpu_run.GpuMachine):
     """A job that was given the second of two GPUs."""
 
-    def run(
-        self,
-        argv: Sequence[str],
-        timeout_s: float,
-        input: str | None = None,
-        *,
-        environment: Mapping[str, str] | None = None,
-    ) -> ProgramResult:
+    def run(self, argv: Sequence[str], *rest: Any, **named: Any) -> ProgramResult:
         if tuple(argv[1:]) == ("-", "cuda"):
-            assert dict(environment or {})["CUDA_DEVICE_ORDER"] == "PCI_BUS_ID"
+            assert named["environment"]["CUDA_DEVICE_ORDER"] == "PCI_BUS_ID"
             document = {"format": "homenode.gpus/1", "addresses": [gpu_run.GPUS[1]], "reason": None}
             return ProgramResult(tuple(argv), 0, json.dumps(document) + "\n", "")
-        return super().run(argv, timeout_s, input, environment=environment)
+        return super().run(argv, *rest, **named)
 
 
 def test_a_run_asks_before_it_plans(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

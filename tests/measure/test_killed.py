@@ -7,13 +7,13 @@ import os
 import select
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
 
 from tests import probe_documents
 from tests.probe_build import ROOT
+from tests.processes import wait_for, write_program
 
 ENDS_S = 300
 STAND_IN = """#!/bin/sh
@@ -41,9 +41,7 @@ def tools(tmp_path: Path) -> Path:
             if command == "throughput" or pus == "0-3":
                 text = probe_documents.answer(["homenode-probe", command, "--pus", pus])
                 (directory / f"{command}-{pus}.json").write_text(text)
-    probe = directory / "homenode-probe"
-    probe.write_text(STAND_IN.format(directory=directory))
-    probe.chmod(0o755)
+    write_program(directory / "homenode-probe", STAND_IN.format(directory=directory))
     return directory
 
 
@@ -64,12 +62,11 @@ def test_a_test_that_outlives_the_run_is_waited_for(tools: Path, tmp_path: Path)
     probe = tools / "homenode-probe"
     probe.write_text(HELD.format(directory=tools))
     child = start(tmp_path, tools)
-    until_there(tools / "began")
+    wait_for((tools / "began").exists)
     child.kill()
     child.communicate(timeout=ENDS_S)
     # Another file in its place: the shell still reads the old one.
-    (tools / "new").write_text(STAND_IN.format(directory=tools))
-    (tools / "new").chmod(0o755)
+    write_program(tools / "new", STAND_IN.format(directory=tools))
     (tools / "new").rename(probe)
     again = start(tmp_path, tools, "--resume")
     assert again.stdout is not None
@@ -79,10 +76,3 @@ def test_a_test_that_outlives_the_run_is_waited_for(tools: Path, tmp_path: Path)
     assert (tools / "ended").exists(), "the first step begins once the old test has ended"
     _, errors = again.communicate(timeout=ENDS_S)
     assert again.returncode == 0, errors
-
-
-def until_there(path: Path) -> None:
-    deadline = time.monotonic() + ENDS_S
-    while not path.exists():
-        assert time.monotonic() < deadline, f"expected {path}"
-        time.sleep(0.02)

@@ -35,13 +35,8 @@ def _own_probe(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def run(root: Path, pus: list[int], groups: tuple[SuiteGroup, ...] = GROUPS) -> BenchOutcome:
-    orders = BenchOptions(
-        "live",
-        SuiteOptions(groups, SuiteDepth.QUICK),
-        repeats=1,
-        vantage=Vantage.HOST,
-        pus=CpuSet(pus),
-    )
+    options, pus_ = SuiteOptions(groups, SuiteDepth.QUICK), CpuSet(pus)
+    orders = BenchOptions("live", options, repeats=1, vantage=Vantage.HOST, pus=pus_)
     return run_bench(LocalMachine(), orders, root, lambda progress: None)
 
 
@@ -83,10 +78,5 @@ def test_a_busy_neighbour_on_the_same_pu_marks_the_run(tmp_path: Path) -> None:
     assert outcome.run is not None
     assert {"bench-busy", "bench-disturbed"} <= {finding.id for finding in outcome.findings}
     assert all(one.disturbed for one in outcome.run.samples)
-    unusable = [
-        caveat
-        for one in group_runs((outcome.run,))
-        for caveat in find_own_caveats(one)
-        if caveat.id == "unusable" and caveat.blocks
-    ]
-    assert unusable, "nothing is concluded from it"
+    caveats = [caveat for one in group_runs((outcome.run,)) for caveat in find_own_caveats(one)]
+    assert any(one.id == "unusable" and one.blocks for one in caveats), "nothing is concluded"

@@ -124,14 +124,8 @@ def test_no_class_spans_too_much_and_classes_follow_the_latency(values: list[flo
 
 
 def run(name: str, states: list[tuple[str, float]], layout: str = "pin") -> Run:
-    head = RunHead(
-        name,
-        "cpu-only",
-        Origin.MEASURED,
-        Vantage.GUEST,
-        Switches.from_layout(PRESETS[layout]),
-        boots=(f"boot of {name}",),
-    )
+    switches, boots = Switches.from_layout(PRESETS[layout]), (f"boot of {name}",)
+    head = RunHead(name, "cpu-only", Origin.MEASURED, Vantage.GUEST, switches, boots=boots)
     samples = [
         Sample("memory-bandwidth", "bytes_per_s", value, variant="triad", state=state)
         for state, value in states
@@ -154,6 +148,7 @@ def test_two_places_of_one_run_stay_two_whatever_others_saw() -> None:
     assert states_in(runs) == {"27 ns", "40 ns", "33 ns"}
     runs = [run("a", [("27 ns", 1e9), ("110 ns", 2e9)]), run("b", [("105 ns", 1e9)])]
     assert states_in(runs) == {"27 ns", "108 ns"}
+    assert states_in([run("a", [(UNSETTLED, 1e9), ("27 ns", 2e9)])]) == {"27 ns"}
 
 
 def test_boots_in_places_that_only_their_run_can_name_stay_the_unit() -> None:
@@ -163,17 +158,14 @@ def test_boots_in_places_that_only_their_run_can_name_stay_the_unit() -> None:
     assert sorted(series.medians) == [1e9, 2e9]
 
 
-def test_unsettled_samples_are_in_no_series() -> None:
-    assert states_in([run("a", [(UNSETTLED, 1e9), ("27 ns", 2e9)])]) == {"27 ns"}
-
-
 def test_layouts_that_stand_elsewhere_are_compared_where_they_usually_are() -> None:
     """Siblings under one layout, cores under the other: the difference is the layout's doing."""
     runs = [
         run("a", [("10 ns", 1e9)] * 9 + [("110 ns", 9e9)], "pin-numa-smt"),
         run("b", [("27 ns", 2e9)] * 9, "pin-numa"),
     ]
-    first, second = group_runs(runs)
+    first, second = once = group_runs(runs)
+    assert join_states(once) == once, "naming twice is naming once"
     (shared,) = first.series.keys() & second.series.keys()
     assert shared.state == USUAL
     assert first.series[shared].medians == (1e9,), "the other place is not in it"
@@ -182,10 +174,7 @@ def test_layouts_that_stand_elsewhere_are_compared_where_they_usually_are() -> N
 
 
 def test_where_unpinned_vcpus_happen_to_stand_is_not_their_layouts_doing() -> None:
-    runs = [
-        run("a", [("110 ns", 9e9)] * 9, "default"),
-        run("b", [("27 ns", 2e9)] * 9, "pin"),
-    ]
+    runs = [run("a", [("110 ns", 9e9)] * 9, "default"), run("b", [("27 ns", 2e9)] * 9, "pin")]
     first, second = group_runs(runs)
     assert not first.series.keys() & second.series.keys()
     moving = run("a", [(MOVING, 1e9)] * 9, "default")
@@ -199,12 +188,6 @@ def test_a_layout_without_a_usual_place_is_compared_place_by_place() -> None:
     ]
     first, second = group_runs(runs)
     assert {key.state for key in first.series.keys() & second.series.keys()} == {"28 ns"}
-
-
-def test_naming_twice_is_naming_once() -> None:
-    runs = [run("a", [("10 ns", 1e9)], "pin-numa-smt"), run("b", [("27 ns", 2e9)], "pin-numa")]
-    once = group_runs(runs)
-    assert join_states(once) == once
 
 
 def test_many_pus_that_are_never_in_one_place_are_moving_and_few_are_not() -> None:

@@ -6,7 +6,6 @@ import pytest
 from msgspec import structs
 from msgspec.structs import replace
 
-from homenode.bdf import Bdf
 from homenode.cpuset import CpuSet
 from homenode.errors import UsageError
 from homenode.measure import runner
@@ -100,15 +99,8 @@ def test_a_host_is_distinguished_from_every_other_one() -> None:
 
 def test_the_directory_is_the_gpus() -> None:
     host = even_host(devices=(DeviceSpec("0000:19:00.0"),))
-    named = structs.replace(
-        host,
-        pci_devices=tuple(
-            structs.replace(one, name="NVIDIA H200 <b>")
-            if one.bdf == Bdf.parse("0000:19:00.0")
-            else one
-            for one in host.pci_devices
-        ),
-    )
+    devices = (structs.replace(one, name="NVIDIA H200 <b>") for one in host.pci_devices)
+    named = structs.replace(host, pci_devices=tuple(devices))
     assert prepare_run(HOST_ORDERS, named, INSTALLED, "b").record.head.system == "nvidia-h200-b"
     other = replace(HOST_ORDERS, system="own")
     assert prepare_run(other, named, INSTALLED, "b").record.head.system == "own"
@@ -126,11 +118,8 @@ def test_bare_metal_is_measured_on_the_pus_of_the_plan() -> None:
 def test_programs_that_pin_nothing_are_kept_to_the_pus_of_the_run() -> None:
     app = AppCommand(("./train",), "([0-9]+)")
     orders = replace(HOST_ORDERS, app=app, pus=CpuSet.parse("0-1"))
-    (test,) = (
-        one
-        for one in prepare_run(orders, even_host(), INSTALLED, "b").record.tests
-        if one.reads is Reader.APP
-    )
+    tests = prepare_run(orders, even_host(), INSTALLED, "b").record.tests
+    (test,) = (one for one in tests if one.reads is Reader.APP)
     assert test.argv == ("taskset", "-c", "0-1", "./train")
     without = prepare_run(orders, even_host(), {PROBE}, "b").record
     assert not any(one.reads is Reader.APP for one in without.tests)
@@ -149,11 +138,8 @@ def test_gpu_tools_bound_to_a_node_are_kept_to_the_pus_of_the_run_there() -> Non
     tests = {one.id: one for one in prepare_run(orders, host, installed, "b").record.tests}
     assert tests["gpu-bandwidth"].argv[:5] == ("taskset", "-c", "0-1,4", "nvbandwidth", "-d")
     row = tests["gpu-bandwidth from node 0"]
-    assert row.argv[:7] == (
-        *"numactl --cpunodebind=0 --membind=0 taskset -c".split(),
-        ours[0],
-        "nvbandwidth",
-    )
+    bound = f"numactl --cpunodebind=0 --membind=0 taskset -c {ours[0]} nvbandwidth"
+    assert row.argv[:7] == tuple(bound.split())
     assert row.argv.count("-d") == 1
     (torch,) = row.alternatives
     assert torch.argv[:4] == ("taskset", "-c", "0-1,4", "python3")  # binds itself within these
@@ -189,25 +175,19 @@ def test_matrices_of_the_probe_are_left_out_where_some_nodes_are_asked_for() -> 
 
 def test_a_guest_has_all_its_vcpus_however_few_we_may_use() -> None:
     host = guest_host()
-    kept = structs.replace(
-        host,
-        pus=tuple(structs.replace(pu, allowed=pu.index == host.pus[0].index) for pu in host.pus),
-    )
+    pus = tuple(structs.replace(pu, allowed=pu is host.pus[0]) for pu in host.pus)
+    kept = structs.replace(host, pus=pus)
     ready = prepare_run(BenchOptions("x", QUICK), kept, INSTALLED, "b")
     assert ready.record.head.vcpus == 4
     assert len(ready.pus) == 1
 
 
 def test_the_hypervisor_that_a_guest_has_installed_is_not_its_own() -> None:
-    settings = structs.replace(
-        guest_host().settings, libvirt_version=(9, 0, 0), qemu_version=(7, 2, 22)
-    )
+    versions = {"libvirt_version": (9, 0, 0), "qemu_version": (7, 2, 22)}
+    settings = structs.replace(guest_host().settings, **versions)
     inside = structs.replace(guest_host(), settings=settings)
-    names = {
-        one.name
-        for one in prepare_run(guest_orders(), inside, INSTALLED, "b").record.head.conditions
-    }
-    assert not names & {"libvirt", "qemu"}
+    head = prepare_run(guest_orders(), inside, INSTALLED, "b").record.head
+    assert not {one.name for one in head.conditions} & {"libvirt", "qemu"}
     outside = structs.replace(even_host(), settings=settings)
     head = prepare_run(HOST_ORDERS, outside, INSTALLED, "b").record.head
     assert Condition("qemu", "7.2.22") in head.conditions

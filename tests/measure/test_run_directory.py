@@ -34,17 +34,8 @@ def directory(tmp_path: Path) -> Iterator[RunDirectory]:
 
 
 def step(number: int, output: str = "text") -> StepRecord:
-    return StepRecord(
-        number,
-        0,
-        f"test {number}",
-        f"test {number}",
-        StepStatus.DONE,
-        1.0,
-        f"{number:04}-x.txt",
-        compute_digest(output),
-        0,
-    )
+    name, file, digest = f"test {number}", f"{number:04}-x.txt", compute_digest(output)
+    return StepRecord(number, 0, name, name, StepStatus.DONE, 1.0, file, digest, 0)
 
 
 def test_steps_come_back_in_their_order_however_many(directory: RunDirectory) -> None:
@@ -53,13 +44,10 @@ def test_steps_come_back_in_their_order_however_many(directory: RunDirectory) ->
     assert [record.number for record, _ in directory.read_steps()] == [1, 2, 9999, 10000]
 
 
-def test_an_output_comes_back_as_it_was(directory: RunDirectory) -> None:
+def test_the_order_and_an_output_come_back_as_they_were(directory: RunDirectory) -> None:
     odd = "é\r\n\x00\udcff\u2028no newline"
     directory.write_step(step(1, odd), odd)
     assert directory.read_steps() == ((step(1, odd), odd),)
-
-
-def test_what_was_ordered_comes_back(directory: RunDirectory) -> None:
     assert directory.order() == ORDER
 
 

@@ -26,7 +26,7 @@ from homenode.measure.model import (
 from homenode.measure.results.model import UNSETTLED, Run, Sample
 from homenode.measure.results.store import load_runs, read_run
 from homenode.measure.results.vantage import Vantage
-from homenode.measure.run_directory import RunDirectory, StepRecord
+from homenode.measure.run_directory import RunDirectory
 from homenode.process import ProgramResult, ToolTimeoutError
 from homenode.vm.sources import load_host
 from tests import probe_documents
@@ -69,9 +69,12 @@ def ids(outcome: BenchOutcome) -> set[str]:
 
 
 def test_a_run_is_a_directory_that_others_can_read(tmp_path: Path) -> None:
+    """Several threads have a state, and one alone has none."""
     outcome = run(tmp_path)
     directory = tmp_path / "cpu-only" / "x"
     assert outcome.directory == str(directory)
+    assert {one.state for one in of(outcome, "memory-bandwidth", "triad")} == {"27 ns"}
+    assert {one.state for one in of(outcome, "memory-bandwidth", "triad, one thread")} == {None}
     assert read_run(directory) == outcome.run
     loaded = load_runs(tmp_path)
     assert loaded.runs == (outcome.run,)
@@ -138,9 +141,7 @@ def test_a_sample_during_which_the_pus_moved_is_in_no_state(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize(
-    "failure",
-    [ToolTimeoutError("homenode-probe: no end after 5 s"), ToolError("too much output"), "no JSON"],
-    ids=["time out", "too much", "unreadable"],
+    "failure", [ToolTimeoutError("no end after 5 s"), ToolError("too much output"), "no JSON"]
 )
 def test_a_test_that_fails_costs_no_other(failure: ToolError | str, tmp_path: Path) -> None:
     def failing(argv: Sequence[str]) -> str:
@@ -153,10 +154,8 @@ def test_a_test_that_fails_costs_no_other(failure: ToolError | str, tmp_path: Pa
     outcome = run(tmp_path, FakeMachine(answer=failing))
     assert not [one for one in measured(outcome).samples if one.metric == "memory-latency"]
     assert of(outcome, "core-to-core-latency", "0 to 1")
-    assert [gap.subject for gap in outcome.gaps if gap.subject.startswith("mem-latency")] == [
-        "mem-latency, round 1",
-        "mem-latency, round 2",
-    ]
+    gaps = [gap.subject for gap in outcome.gaps if gap.subject.startswith("mem-latency")]
+    assert gaps == ["mem-latency, round 1", "mem-latency, round 2"]
     assert "bench-test-failed" in ids(outcome)
 
 
@@ -174,12 +173,9 @@ def test_a_machine_out_of_reach_stops_the_run_and_loses_nothing(tmp_path: Path) 
         run(tmp_path, Leaving())
     machine = FakeMachine()
     outcome = run(tmp_path, machine, resume=True)
-    assert len(machine.calls) == len(outcome_steps(outcome)) - 4
-
-
-def outcome_steps(outcome: BenchOutcome) -> list[StepRecord]:
     assert outcome.directory is not None
-    return [record for record, _ in RunDirectory(Path(outcome.directory)).read_steps()]
+    steps = RunDirectory(Path(outcome.directory)).read_steps()
+    assert len(machine.calls) == len(steps) - 4
 
 
 def test_the_users_own_program_is_measured_with_the_controls(tmp_path: Path) -> None:
@@ -236,15 +232,8 @@ def test_secrets_in_an_output_are_not_stored(tmp_path: Path) -> None:
 
 
 def test_without_the_probe_the_message_says_so(tmp_path: Path) -> None:
-    with pytest.raises(UsageError) as caught:
+    with pytest.raises(UsageError, match=f"{PROBE}: command not found"):
         run(tmp_path, FakeMachine(programs=frozenset()))
-    assert f"{PROBE}: command not found" in str(caught.value)
-
-
-def test_several_threads_have_a_state_and_one_alone_has_none(tmp_path: Path) -> None:
-    outcome = run(tmp_path)
-    assert {one.state for one in of(outcome, "memory-bandwidth", "triad")} == {"27 ns"}
-    assert {one.state for one in of(outcome, "memory-bandwidth", "triad, one thread")} == {None}
 
 
 def test_endless_output_fills_no_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -256,10 +245,7 @@ def test_endless_output_fills_no_directory(tmp_path: Path, monkeypatch: pytest.M
 
     orders = replace(ORDERS, app=AppCommand(("talk",), "rate ([0-9]+)"))
     outcome = run(tmp_path, FakeMachine(answer=talking), orders)
-    assert [one.value for one in measured(outcome).samples if one.metric == "app-rate:app"] == [
-        5,
-        5,
-    ]
+    assert [one.value for one in of(outcome, "app-rate:app")] == [5, 5]
     (output, *_) = (tmp_path / "cpu-only" / "x" / "raw").glob("*-app.txt")
     assert len(output.read_text()) == 100
 
@@ -272,9 +258,5 @@ def test_looks_are_never_written_over_each_other(tmp_path: Path) -> None:
     journal.write_bytes(b"".join(line for line in lines if line is not step))
     run(tmp_path, resume=True)
     looks = RunDirectory(journal.parent).looks()
-    assert [(look.number, look.is_before) for look in looks] == [
-        (0, True),
-        (1, False),
-        (2, True),
-        (3, False),
-    ]
+    assert [look.number for look in looks] == [0, 1, 2, 3]
+    assert [look.is_before for look in looks] == [True, False, True, False]

@@ -88,13 +88,8 @@ def test_a_bad_schedule_is_refused(names: list[str], rounds: int, says: str) -> 
 def test_a_machine_without_gpus_gets_processors_and_memory() -> None:
     suite = build_suite(even_host(), EVERYTHING, SuiteOptions())
     assert {test.group for test in suite.tests} == {
-        SuiteGroup.CPU_SINGLE,
-        SuiteGroup.CPU_ALL,
-        SuiteGroup.MEMORY_BANDWIDTH,
-        SuiteGroup.MEMORY_LATENCY,
-        SuiteGroup.CORE_TO_CORE,
-        SuiteGroup.SMT,
-        SuiteGroup.PLACEMENT,
+        *(SuiteGroup.CPU_SINGLE, SuiteGroup.CPU_ALL, SuiteGroup.MEMORY_BANDWIDTH, SuiteGroup.SMT),
+        *(SuiteGroup.MEMORY_LATENCY, SuiteGroup.CORE_TO_CORE, SuiteGroup.PLACEMENT),
     }
     assert {gap.reason for gap in suite.omitted} == {"no GPU"}
     assert len({test.id for test in suite.tests}) == len(suite.tests)
@@ -148,17 +143,10 @@ class Place:
         if self.silent:
             self.silent -= 1
             raise NoAnswerError("squeue: Connection refused")
-        return Progress(
-            tuple(
-                TaskStatus(
-                    name,
-                    0,
-                    self.states.get(name, TaskState.WAITING),
-                    needs_somebody=self.needs_somebody and name in self.states,
-                )
-                for name in self.ends
-            )
-        )
+        states = {name: self.states.get(name, TaskState.WAITING) for name in self.ends}
+        waits = {name for name in self.states if self.needs_somebody}
+        tasks = (TaskStatus(n, 0, s, needs_somebody=n in waits) for n, s in states.items())
+        return Progress(tuple(tasks))
 
     def retry(self, tasks: Sequence[TaskStatus]) -> None:
         for task in tasks:

@@ -4,7 +4,6 @@ import hashlib
 import re
 import shlex
 import shutil
-import subprocess
 import tarfile
 from collections.abc import Callable
 from pathlib import Path
@@ -33,13 +32,7 @@ from homenode.measure.tool_setup import (
 )
 from tests.command_line import homenode
 from tests.mutations import MUTATIONS, survives
-
-
-def script(directory: Path, name: str, text: str) -> None:
-    directory.mkdir(exist_ok=True)
-    path = directory / name
-    path.write_text(f"#!/bin/sh\n{text}\n")
-    path.chmod(0o755)
+from tests.processes import write_program
 
 
 @pytest.fixture
@@ -50,18 +43,17 @@ def tools(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     inside = tmp_path / "nvbandwidth-0.9"
     inside.mkdir()
     (inside / "CMakeLists.txt").write_text("")
-    with tarfile.open(archive, "w:gz") as made:
-        made.add(inside, "nvbandwidth-0.9")
-    script(directory, "nvidia-smi", "echo 9.0; echo 9.0")
-    script(directory, "nvcc", "exit 0")
-    copy = f'while [ "$1" != --output ]; do shift; done; cp {archive} "$2"'
-    script(directory, "curl", copy)
-    script(
-        directory,
-        "cmake",
-        'if [ "$1" = --build ]; then echo "#!/bin/true" > "$2/nvbandwidth"; else mkdir -p "$4"; fi',
-    )
-    script(directory, "c++", "exit 0")
+    with tarfile.open(archive, "w:gz") as packed:
+        packed.add(inside, "nvbandwidth-0.9")
+    made = 'echo "#!/bin/true" > "$2/nvbandwidth"'
+    for name, text in (
+        ("nvidia-smi", "echo 9.0; echo 9.0"),
+        ("nvcc", "exit 0"),
+        ("curl", f'while [ "$1" != --output ]; do shift; done; cp {archive} "$2"'),
+        ("cmake", f'if [ "$1" = --build ]; then {made}; else mkdir -p "$4"; fi'),
+        ("c++", "exit 0"),
+    ):
+        write_program(directory / name, f"#!/bin/sh\n{text}\n")
     monkeypatch.setenv("PATH", f"{directory}:/usr/bin:/bin")
     return directory
 
@@ -76,18 +68,12 @@ def source_of(tools: Path) -> ToolSource:
     """nvbandwidth, with the sum of the stand-in's archive."""
     (source,) = (one for one in SOURCES if one.name == "nvbandwidth")
     content = (tools.parent / "archive.tar.gz").read_bytes()
-    changed = {"sha256": hashlib.sha256(content).hexdigest()}
-    return ToolSource(**{f: getattr(source, f) for f in source.__struct_fields__} | changed)
+    return replace(source, sha256=hashlib.sha256(content).hexdigest())
 
 
 def plan_of(tools: Path, prefix: Path) -> SetupPlan:
-    return setup_plan(
-        Vendor.NVIDIA,
-        ("90",),
-        LocalMachine().find_installed(NEEDED),
-        str(prefix),
-        (source_of(tools),),
-    )
+    installed = LocalMachine().find_installed(NEEDED)
+    return setup_plan(Vendor.NVIDIA, ("90",), installed, str(prefix), (source_of(tools),))
 
 
 def test_every_source_is_pinned() -> None:
@@ -194,11 +180,9 @@ def test_a_fetch_goes_through_the_users_proxy_and_nothing_else_does(
 ) -> None:
     monkeypatch.setenv("https_proxy", "http://me:secret@proxy:3128")
     said = tmp_path / "said"
-    fetch = (tools / "curl").read_text()
-    (tools / "curl").write_text(f"{fetch}\necho curl $https_proxy >>{said}\n")
-    (tools / "cmake").write_text(
-        (tools / "cmake").read_text() + f"\necho cmake $https_proxy >>{said}\n"
-    )
+    for name in ("curl", "cmake"):
+        with (tools / name).open("a") as program:
+            program.write(f"\necho {name} $https_proxy >>{said}\n")
     prefix = tmp_path / "prefix"
     carried_out(plan_of(tools, prefix))
     assert said.read_text().splitlines() == ["curl http://me:secret@proxy:3128", "cmake", "cmake"]
@@ -207,7 +191,8 @@ def test_a_fetch_goes_through_the_users_proxy_and_nothing_else_does(
 
 def test_a_part_of_a_program_does_not_stand_in_the_way(tools: Path, tmp_path: Path) -> None:
     """A disk that fills up while a program is put in its place."""
-    script(tools, "install", 'for to; do :; done; echo half > "$to"; exit 1')
+    half = '#!/bin/sh\nfor to; do :; done; echo half > "$to"; exit 1\n'
+    write_program(tools / "install", half)
     prefix = tmp_path / "prefix"
     with pytest.raises(ToolError, match="install"):
         carried_out(plan_of(tools, prefix))
@@ -220,7 +205,8 @@ def test_a_part_of_a_program_does_not_stand_in_the_way(tools: Path, tmp_path: Pa
 def test_a_full_disk_is_reported_whatever_the_tool_says(
     tools: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    script(tools, "cmake", "echo 'The C++ compiler is not able to compile' >&2; exit 1")
+    failing = "#!/bin/sh\necho 'The C++ compiler is not able to compile' >&2; exit 1\n"
+    write_program(tools / "cmake", failing)
     prefix = tmp_path / "prefix"
     for left, says in ((1000, r"\(.*prefix: 1000 bytes left on its disk\)"), (1 << 40, "compile$")):
         usage = shutil.disk_usage("/")._replace(free=left)
@@ -265,8 +251,8 @@ def test_setup_does_not_build_and_remove_at_once() -> None:
 
 
 def test_without_a_driver_nothing_is_built(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    script(tmp_path / "tools", "nvidia-smi", "echo broken >&2; exit 9")
-    script(tmp_path / "tools", "rocminfo", "exit 1")
+    write_program(tmp_path / "tools/nvidia-smi", "#!/bin/sh\necho broken >&2; exit 9\n")
+    write_program(tmp_path / "tools/rocminfo", "#!/bin/sh\nexit 1\n")
     monkeypatch.setenv("PATH", f"{tmp_path / 'tools'}:/usr/bin:/bin")
     done = homenode("bench", "setup")
     assert isinstance(done.exception, HostError)
@@ -303,9 +289,7 @@ def test_pytorch_is_installed_on_its_own_and_undone(tools: Path, tmp_path: Path)
     steps = [one if not one.fetches else replace(one, argv=("true",)) for one in plan.steps]
     assert sum(one.fetches for one in plan.steps) == 1
     (program,) = carried_out(replace(plan, steps=tuple(steps)))
-    said = subprocess.run(
-        [program, "-c", "import sys; print(sys.prefix)"], capture_output=True, text=True, check=True
-    )
+    said = LocalMachine().run((program, "-c", "import sys; print(sys.prefix)"), 60)
     assert said.stdout.strip() == str(prefix / "share/homenode/src/torch-2.10.0")
     assert take_back(prefix)[0] == program
     assert not Path(program).exists()

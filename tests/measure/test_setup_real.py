@@ -10,7 +10,6 @@ import signal
 import subprocess
 import sys
 import tarfile
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -33,7 +32,7 @@ from homenode.measure.tool_setup import (
     take_back,
 )
 from tests.https_proxy import certificate, proxy
-from tests.processes import wait_for_end
+from tests.processes import wait_for, wait_for_end, write_program
 
 MISSING = [
     name for name in ("curl", "git", "cmake", "make", "c++", "openssl") if not shutil.which(name)
@@ -69,11 +68,13 @@ def source(name: str) -> ToolSource:
     return found
 
 
-def archive_of(directory: str, files: dict[str, str]) -> bytes:
+def archive_of(directory: str, **files: str) -> bytes:
+    """tool.cpp, and a makefile under its name, of CMake without the ending."""
     made = io.BytesIO()
+    names = {"CMakeLists": "CMakeLists.txt"}
     with tarfile.open(fileobj=made, mode="w") as archive:
-        for name, text in files.items():
-            member = tarfile.TarInfo(f"{directory}/{name}")
+        for name, text in (*files.items(), ("tool.cpp", PROGRAM)):
+            member = tarfile.TarInfo(f"{directory}/{names.get(name, name)}")
             member.size = len(text.encode())
             archive.addfile(member, io.BytesIO(text.encode()))
     return gzip.compress(made.getvalue(), mtime=0)
@@ -82,19 +83,10 @@ def archive_of(directory: str, files: dict[str, str]) -> bytes:
 ARCHIVES = {
     "nvbandwidth": archive_of(
         "nvbandwidth-0.9",
-        {
-            "CMakeLists.txt": CMAKE.format(
-                program="nvbandwidth", targets="CMAKE_CUDA_ARCHITECTURES"
-            ),
-            "tool.cpp": PROGRAM,
-        },
+        CMakeLists=CMAKE.format(program="nvbandwidth", targets="CMAKE_CUDA_ARCHITECTURES"),
     ),
-    "nccl-tests": archive_of("nccl-tests-2.17.6", {"Makefile": MAKE, "tool.cpp": PROGRAM}),
+    "nccl-tests": archive_of("nccl-tests-2.17.6", Makefile=MAKE),
 }
-
-
-def path_of(tool: ToolSource) -> str:
-    return urlsplit(tool.url).path
 
 
 @pytest.fixture
@@ -103,9 +95,7 @@ def cuda(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     home = tmp_path / "cuda"
     (home / "bin").mkdir(parents=True)
     for name in ("nvcc", "hipcc"):
-        program = home / "bin" / name
-        program.write_text(NVCC)
-        program.chmod(0o755)
+        write_program(home / "bin" / name, NVCC)
     monkeypatch.setenv("PATH", f"{home / 'bin'}:{os.environ['PATH']}")
     return home
 
@@ -115,7 +105,7 @@ def asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]
     """What the proxy was asked for."""
     both = certificate(tmp_path, "github.com")
     found: list[str] = []
-    answers = {path_of(source(name)): content for name, content in ARCHIVES.items()}
+    answers = {urlsplit(source(name).url).path: text for name, text in ARCHIVES.items()}
     with proxy(both, answers, found) as address:
         monkeypatch.setenv("https_proxy", address)
         monkeypatch.setenv("no_proxy", "")
@@ -206,9 +196,7 @@ def test_a_killed_setup_is_done_by_the_next(cuda: Path, asked: list[str], tmp_pa
     child = subprocess.Popen(
         [sys.executable, "-c", CHILD, str(prefix), str(cuda)], cwd=Path(__file__).parents[2]
     )
-    deadline = time.monotonic() + 120
-    while not number.exists() and child.poll() is None and time.monotonic() < deadline:
-        time.sleep(0.05)
+    wait_for(lambda: number.exists() or child.poll() is not None)
     child.kill()
     child.wait()
     make = int(number.read_text())

@@ -27,15 +27,8 @@ HOST: Host = even_host(devices=[DeviceSpec(GPUS[0]), DeviceSpec(GPUS[1], node=1,
 
 
 def made(reads: Reader, group: SuiteGroup, node: int | None = None) -> BenchTest:
-    return BenchTest(
-        "a test",
-        group,
-        ("tool",),
-        1.0,
-        10.0,
-        reads=reads,
-        node=None if node is None else NodeIndex(node),
-    )
+    at = None if node is None else NodeIndex(node)
+    return BenchTest("a test", group, ("tool",), 1.0, 10.0, reads=reads, node=at)
 
 
 def nvbandwidth_text(names: tuple[str, ...] = HOST_COPIES) -> str:
@@ -64,15 +57,11 @@ def nvbandwidth_text(names: tuple[str, ...] = HOST_COPIES) -> str:
 
 
 def test_a_bound_run_of_nvbandwidth_is_a_row_of_the_matrix() -> None:
-    row = read_step_results(
-        made(Reader.NVBANDWIDTH, SuiteGroup.GPU_BANDWIDTH, node=1), nvbandwidth_text(), HOST
-    )
-    assert {one.node for one in row.samples} == {1}
-    assert {one.device for one in row.samples} == set(map(Bdf.parse, GPUS))
-    own = read_step_results(
-        made(Reader.NVBANDWIDTH, SuiteGroup.GPU_BANDWIDTH), nvbandwidth_text(), HOST
-    )
-    assert {one.node for one in own.samples} == {None}
+    for node in (1, None):
+        test = made(Reader.NVBANDWIDTH, SuiteGroup.GPU_BANDWIDTH, node)
+        row = read_step_results(test, nvbandwidth_text(), HOST)
+        assert {one.node for one in row.samples} == {node}
+        assert {one.device for one in row.samples} == set(map(Bdf.parse, GPUS))
 
 
 def test_gpus_without_addresses_are_in_the_order_that_the_test_asked_for() -> None:
@@ -149,14 +138,10 @@ def test_a_flat_curve_is_a_finding() -> None:
 
 
 def test_amds_tools_keep_what_the_test_was_for() -> None:
+    """PCIe 5.0 x16 carries 63 GB/s a way; rocm-bandwidth-test gives 93, a sum of both."""
     whole = read_step_results(made(Reader.ROCM, SuiteGroup.GPU_BANDWIDTH), rocm.MATRICES, HOST)
     assert {one.node for one in whole.samples} == {None}
     assert {one.metric for one in whole.samples} == {"h2d-bandwidth", "d2h-bandwidth"}
-
-
-def test_a_sum_of_both_ways_does_not_pass_for_one_of_them() -> None:
-    """PCIe 5.0 x16 carries 63 GB/s a way; rocm-bandwidth-test gives 93."""
-    whole = read_step_results(made(Reader.ROCM, SuiteGroup.GPU_BANDWIDTH), rocm.MATRICES, HOST)
     variants = {one.variant for one in whole.samples if one.value > 63e9}
     assert variants == {"both ways together"}
 
@@ -236,11 +221,8 @@ def test_a_healthy_curve_has_its_half_on_the_way_and_is_fitted() -> None:
 def test_start_up_time_and_rate_are_found(gpus: int, start_us: int, rate: float) -> None:
     """As nccl-tests prints them, with two decimals: none is flat, however early it saturates."""
     factor = 2 * (gpus - 1) / gpus
-    curve = {
-        1 << n: factor * (1 << n) / (start_us * 1e3 + factor * (1 << n) / rate)
-        for n in range(3, 31)
-    }
-    run = sweep(curve)
+    moved = {1 << n: factor * (1 << n) for n in range(3, 31)}
+    run = sweep({size: most / (start_us * 1e3 + most / rate) for size, most in moved.items()})
     points = [
         (row.size_bytes, half.bus_bytes_per_s) for row in run.rows for half in row.list_halves()
     ]
@@ -273,10 +255,7 @@ def test_a_curve_that_one_lane_would_beat_is_a_ceiling_whatever_its_start(start_
 )
 def test_other_curves_are_no_ceiling(rates: dict[int, float]) -> None:
     assert check_flat_curve(sweep(rates), "x") is None
-
-
-def test_a_sweep_that_moved_nothing_has_no_curve() -> None:
-    assert find_half_peak(sweep({8: 0.0})) is None
+    assert (find_half_peak(sweep(rates)) is None) == (rates == {8: 0.0}), "it moved nothing"
 
 
 @needs_shared

@@ -7,6 +7,7 @@ import time
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from homenode.errors import ParseError
 from homenode.machine.tools import torch_report
@@ -21,9 +22,8 @@ REDUCE = BenchTest("nccl", SuiteGroup.NCCL, ("python3", "-"), 1, 1, reads=Reader
 
 def test_an_all_reduce_has_a_curve_its_peak_and_its_start() -> None:
     figures = read(all_reduce().stdout_or_raise(), REDUCE)
-    by_size = {
-        one.size_bytes or 0: one.value for one in figures.samples if one.metric == "allreduce-busbw"
-    }
+    rates = (one for one in figures.samples if one.metric == "allreduce-busbw")
+    by_size = {one.size_bytes or 0: one.value for one in rates}
     assert sorted(by_size) == [8 << n for n in range(14)]
     # A busy machine is late with calls, so that rates may be lower than the GPUs'; never higher.
     assert 0 < by_size[65536] <= 65536 / (20e-6 + 65536 / 10e9) * 1.01
@@ -51,16 +51,7 @@ def test_an_all_reduce_without_peers_is_slower_and_bound_ranks_say_so() -> None:
 
 
 def test_variants_keep_collectives_under_other_bindings_apart() -> None:
-    test = BenchTest(
-        "nccl: P2P off",
-        SuiteGroup.NCCL,
-        REDUCE.argv,
-        1,
-        1,
-        reads=REDUCE.reads,
-        variant="P2P off",
-        binding="nothing bound",
-    )
+    test = replace(REDUCE, variant="P2P off", binding="nothing bound")
     figures = read(all_reduce("--no-peers").stdout_or_raise(), test)
     assert all((one.variant or "").startswith("P2P off") for one in figures.samples)
 

@@ -46,6 +46,7 @@ from tests.simulated_trial import (
     SimulatedReach,
     begun,
     host,
+    new_trial,
     run_whole,
     trial_of,
     wanted,
@@ -61,9 +62,9 @@ def run(
     tmp_path: Path, reach: SimulatedReach, stated: list[str] | None = None, **asked: object
 ) -> tuple[TrialHead, TrialJournal]:
     """A whole trial."""
-    head, journal = begun(tmp_path / "state", wanted(tmp_path / "results", **asked))  # type: ignore[arg-type]
-    run_whole(trial_of(head, journal, tmp_path / "state", reach, stated))
-    return head, journal
+    trial = new_trial(tmp_path, reach, **asked)
+    run_whole(replace(trial, notify=trial.notify if stated is None else stated.append))
+    return trial.head, trial.journal
 
 
 def runs_of(head: TrialHead, journal: TrialJournal) -> list[Run]:
@@ -169,9 +170,8 @@ def test_every_boot_is_written_down_before_and_after(daemon: StandIn, tmp_path: 
 
 def test_a_guest_that_is_not_as_planned_is_not_measured(daemon: StandIn, tmp_path: Path) -> None:
     stated: list[str] = []
-    head, journal = run(
-        tmp_path, SimulatedReach(daemon, EQUAL, wrong=["pin-numa"]), stated, boots=1
-    )
+    reach = SimulatedReach(daemon, EQUAL, wrong=["pin-numa"])
+    head, journal = run(tmp_path, reach, stated, boots=1)
     state = journal.load().state
     assert get_outcome_code(state) == 1
     by_layout = {step.variant: state.outcomes[step.number] for step in schedule_steps(head)}
@@ -203,11 +203,12 @@ def test_a_wrong_key_is_named_and_the_rest_goes_on(daemon: StandIn, tmp_path: Pa
 def test_a_guest_left_running_is_not_another_boot(daemon: StandIn, tmp_path: Path) -> None:
     """The boot that failed comes first where the time is up for the round of the one that runs."""
     layouts = ("default", "pin")
-    asked = wanted(tmp_path / "results", layouts=layouts, boots=2, answer_s=0.1)
-    head, journal = begun(tmp_path / "state", asked)
+    trial = new_trial(
+        tmp_path, SimulatedReach(daemon, EQUAL), layouts=layouts, boots=2, answer_s=0.1
+    )
+    head, journal = trial.head, trial.journal
     first, *_, last = schedule_steps(head)[:3]
-    silent = SimulatedReach(daemon, EQUAL, silent=(first.variant,))
-    trial = trial_of(head, journal, tmp_path / "state", silent)
+    trial = replace(trial, reach=SimulatedReach(daemon, EQUAL, silent=(first.variant,)))
 
     def die_in_the_second_round(progress: object) -> None:
         if last.number in {entry.number for entry in journal.contents()[1]}:
@@ -236,9 +237,9 @@ def test_a_layout_that_libvirt_refuses_costs_no_other(daemon: StandIn, tmp_path:
 
 def test_a_layout_whose_cores_are_taken_is_not_booted(daemon: StandIn, tmp_path: Path) -> None:
     """Planned when they were free: the host is read again at each boot."""
-    root = tmp_path / "state"
-    head, journal = begun(root, wanted(tmp_path / "results", boots=1, layouts=("default", "pin")))
-    trial = trial_of(head, journal, root, SimulatedReach(daemon, EQUAL))
+    reach = SimulatedReach(daemon, EQUAL)
+    trial = new_trial(tmp_path, reach, boots=1, layouts=("default", "pin"))
+    head, journal = trial.head, trial.journal
     pins = trial.layouts["pin"].plan.vcpu_pins
     other = RunningDomain("other", True, pins[:1], None, (), 0, False, (), None, ())
     now = [load_host("hgx-h100")]  # the state directory of another machine
@@ -267,46 +268,34 @@ def test_a_vm_that_does_not_start_is_named(daemon: StandIn, tmp_path: Path) -> N
     assert daemon.definition() == ORIGINAL
 
 
-def test_a_boot_without_a_figure_is_made_anew(daemon: StandIn, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("fault", "what", "said", "code", "figures"),
+    [
+        ("code", EntryKind.FAILED, "every test failed", 3, 0),
+        ("stream_fails", EntryKind.INCOMPLETE, "stream", 1, 1),
+    ],
+)
+def test_a_boot_with_a_failed_test_is_made_anew(
+    fault: str, what: str, said: str, code: int, figures: int, daemon: StandIn, tmp_path: Path
+) -> None:
+    """Where every program of the suite fails, and where one of them does."""
+
     class Broken(SimulatedReach):
         def machine(self, uuid: str) -> SimulatedGuest:
             guest = super().machine(uuid)
-            guest.code = 1  # of every program of the suite
+            setattr(guest, fault, 1)
             return guest
 
     head, journal = run(tmp_path, Broken(daemon, EQUAL), boots=1, layouts=("pin",))
-    (outcome,) = journal.load().state.outcomes.values()
-    assert outcome.what == EntryKind.FAILED
-    assert "every test failed" in outcome.detail
-    trial = trial_of(head, journal, tmp_path / "state", SimulatedReach(daemon, EQUAL))
-    run_whole(trial)
-    assert [entry.what for entry in journal.load().entries].count(EntryKind.SET_ASIDE) == 1
-    assert len(runs_of(head, journal)) == 1
-
-
-class WithoutStream(SimulatedReach):
-    """Guests in which one test of the suite fails, and the others give figures."""
-
-    def machine(self, uuid: str) -> SimulatedGuest:
-        guest = super().machine(uuid)
-        guest.stream_fails = True
-        return guest
-
-
-def test_a_boot_with_a_failed_test_is_made_anew(daemon: StandIn, tmp_path: Path) -> None:
-    reach = WithoutStream(daemon, EQUAL)
-    head, journal = run(tmp_path, reach, boots=1, layouts=("pin",))
     state = journal.load().state
     (outcome,) = state.outcomes.values()
-    assert outcome.what == EntryKind.INCOMPLETE
-    assert outcome.samples
-    assert any("stream" in one for one in outcome.findings)
-    assert get_outcome_code(state) == 1
+    assert (outcome.what, bool(outcome.samples)) == (what, bool(figures))
+    assert any(said in one for one in (outcome.detail, *outcome.findings))
+    assert (get_outcome_code(state), len(state.with_figures)) == (code, figures)
     assert not state.measured_boots
-    assert state.with_figures == {0}
-    trial = trial_of(head, journal, tmp_path / "state", SimulatedReach(daemon, EQUAL))
-    run_whole(trial)
+    run_whole(trial_of(head, journal, tmp_path / "state", SimulatedReach(daemon, EQUAL)))
     assert get_outcome_code(journal.load().state) == 0
+    assert [entry.what for entry in journal.load().entries].count(EntryKind.SET_ASIDE) == 1
     assert len(runs_of(head, journal)) == 1
 
 
@@ -334,9 +323,7 @@ def test_a_guest_that_does_not_shut_down_is_ended(daemon: StandIn, tmp_path: Pat
     assert daemon.definition() == ORIGINAL
 
 
-def test_a_full_disk_is_named_and_the_vm_is_as_it_was(
-    daemon: StandIn, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_full_disk_is_named_and_the_vm_is_as_it_was(daemon: StandIn, tmp_path: Path) -> None:
     blocked = tmp_path / "results"
     blocked.write_text("not a directory: nothing can be written below it")
     head, journal = begun(tmp_path / "state", wanted(blocked, boots=1))
@@ -386,29 +373,26 @@ def test_a_full_journal_keeps_no_guest_running(daemon: StandIn, tmp_path: Path) 
 
 
 def test_undo_repairs_what_a_lost_libvirt_left(daemon: StandIn, tmp_path: Path) -> None:
-    root = tmp_path / "state"
-    head, journal = begun(root, wanted(tmp_path / "results", boots=1))
-    trial = trial_of(head, journal, root, SimulatedReach(daemon, EQUAL))
+    trial = new_trial(tmp_path, SimulatedReach(daemon, EQUAL), boots=1)
 
     class Gone(SimulatedReach):
         def equip(self, machine: object) -> None:
             daemon.put("down", "")
             raise HostError("virsh: Disconnected from qemu:///system due to end of file")
 
-    with journal.hold() as lock, pytest.raises(HostError, match="failed to connect"):
-        run_trial(replace(trial, reach=Gone(daemon, EQUAL)), lock)
-    assert journal.load().state.to_undo
+    with pytest.raises(HostError, match="failed to connect"):
+        run_whole(replace(trial, reach=Gone(daemon, EQUAL)))
+    assert trial.journal.load().state.to_undo
     (daemon.state / "down").unlink()
-    TrialDomain(Virsh(URI), head, journal, root, 0.2).undo()
-    assert not journal.load().state.to_undo
+    trial.domain.undo()
+    assert not trial.journal.load().state.to_undo
     assert daemon.definition() == ORIGINAL
     assert not (daemon.state / "id").exists()
 
 
 def test_ctrl_c_puts_the_vm_back_and_resume_completes(daemon: StandIn, tmp_path: Path) -> None:
-    root = tmp_path / "state"
-    head, journal = begun(root, wanted(tmp_path / "results", boots=2))
-    trial = trial_of(head, journal, root, SimulatedReach(daemon, EQUAL))
+    trial = new_trial(tmp_path, SimulatedReach(daemon, EQUAL), boots=2)
+    root, journal = trial.root, trial.journal
     count = 0
 
     class Interrupted(SimulatedReach):
@@ -418,8 +402,8 @@ def test_ctrl_c_puts_the_vm_back_and_resume_completes(daemon: StandIn, tmp_path:
             if count == 3:
                 raise KeyboardInterrupt
 
-    with journal.hold() as lock, pytest.raises(KeyboardInterrupt):
-        run_trial(replace(trial, reach=Interrupted(daemon, EQUAL)), lock)
+    with pytest.raises(KeyboardInterrupt):
+        run_whole(replace(trial, reach=Interrupted(daemon, EQUAL)))
     assert daemon.definition() == ORIGINAL
     assert not (daemon.state / "id").exists()
     state = journal.load().state
@@ -431,7 +415,7 @@ def test_ctrl_c_puts_the_vm_back_and_resume_completes(daemon: StandIn, tmp_path:
     assert "trial resume" in str(raised.value.hint)
     run_whole(trial)
     assert len(journal.load().state.measured_boots) == 6
-    assert len(runs_of(head, journal)) == 6
+    assert len(runs_of(trial.head, journal)) == 6
 
 
 def test_a_running_vm_is_refused_first(daemon: StandIn, tmp_path: Path) -> None:
@@ -486,10 +470,9 @@ def test_the_host_itself_is_measured_on_the_plans_pus(
 
 
 def test_figures_of_emulated_guests_come_to_no_verdict(daemon: StandIn, tmp_path: Path) -> None:
-    head, journal = begun(tmp_path / "state", wanted(tmp_path / "results", boots=1))
-    trial = trial_of(head, journal, tmp_path / "state", SimulatedReach(daemon, CELLS_HELP))
+    trial = new_trial(tmp_path, SimulatedReach(daemon, CELLS_HELP), boots=1)
     run_whole(replace(trial, config=replace(trial.config, emulated=True)))
-    found = conclusion(head, journal)
+    found = conclusion(trial.head, trial.journal)
     assert found.emulated
     assert found.recommendations == ()
     assert found.commands == {}

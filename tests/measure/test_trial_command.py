@@ -52,31 +52,23 @@ HERE = ("--policy", "spread")
 @pytest.mark.parametrize(
     ("words", "message", "hint"),
     [
-        (("--layouts", "fast", "--in-place"), "unknown layout 'fast'", None),
-        (("--layouts", "pin,pin", "--in-place", *HERE), "each once", None),
-        (
-            ("--layouts", "default", "--bare-metal", "--in-place"),
-            "a layout that pins",
-            "default,pin",
-        ),
-        (("--layouts", ",", "--in-place"), "--layouts: missing", "default,pin"),
-        (("--layouts", "pin", "--in-place", "--tests", "x"), "--tests", None),
-        (("--layouts", "pin", "--in-place", "--address", "-oProxyCommand=x"), "--address", None),
-        (("--layouts", "pin", "--in-place", "--ssh-user", "-oX"), "--ssh-user", None),
-        (("--layouts", "pin", "--in-place", "--ssh-port", "0"), "--ssh-port", None),
-        (("--layouts", "pin", "--in-place", "--ssh-key", "/no/key"), "--ssh-key /no/key", None),
-        (("--layouts", "pin", "--in-place", "--app", "x"), "--app requires --metric", None),
-        (
-            ("--layouts", "pin", "--in-place", "--connect", "qemu+ssh://a/system"),
-            "--host",
-            "capture",
-        ),
+        ("fast", "unknown layout 'fast'", None),
+        ("pin,pin --policy spread", "each once", None),
+        ("default --bare-metal", "a layout that pins", "default,pin"),
+        (",", "--layouts: missing", "default,pin"),
+        ("pin --tests x", "--tests", None),
+        ("pin --address -oProxyCommand=x", "--address", None),
+        ("pin --ssh-user -oX", "--ssh-user", None),
+        ("pin --ssh-port 0", "--ssh-port", None),
+        ("pin --ssh-key /no/key", "--ssh-key /no/key", None),
+        ("pin --app x", "--app requires --metric", None),
+        ("pin --connect qemu+ssh://a/system", "--host", "capture"),
     ],
 )
 def test_what_contradicts_itself_is_refused_with_a_way_out(
-    words: tuple[str, ...], message: str, hint: str | None, daemon: StandIn
+    words: str, message: str, hint: str | None, daemon: StandIn
 ) -> None:
-    error = refusal(*words, "--", NAME)
+    error = refusal("--in-place", "--layouts", *words.split(), "--", NAME)
     assert error.exit_code == 2
     assert message in str(error)
     if hint is not None:
@@ -94,14 +86,8 @@ def test_resuming_without_a_trial_says_how_to_list_them(daemon: StandIn) -> None
 
 
 def test_a_layout_that_does_not_fit_boots_nothing(daemon: StandIn, tmp_path: Path) -> None:
-    done = trial(
-        *"--layouts default,pin --in-place --page-size 1GiB".split(),
-        *HERE,
-        "--reserved-cpus",
-        "0-15",
-        "--",
-        NAME,
-    )
+    words = "--layouts default,pin --in-place --page-size 1GiB --reserved-cpus 0-15"
+    done = trial(*words.split(), *HERE, "--", NAME)
     assert done.exit_code == 4, done.output
     assert "no VM was started" in done.output
     assert list_trials(tmp_path / "state") == ()
@@ -249,19 +235,10 @@ def test_without_the_reports_library_a_trial_is_none_the_worse(
     monkeypatch.setitem(sys.modules, "jinja2", None)
     probe, report = tmp_path / "probe", tmp_path / "report.html"
     probe.write_text("put there by the reach, which is simulated")
-    done = trial(
-        *"--layouts pin --boots 1 --in-place --tests cpu-single --quick --repeat 1".split(),
-        "--probe",
-        str(probe),
-        "--shutdown-timeout",
-        "0.2",
-        "--results",
-        str(tmp_path / "results"),
-        *HERE,
-        *(["--report", str(report)] if is_asked_for else []),
-        "--",
-        NAME,
-    )
+    words = "--layouts pin --boots 1 --in-place --tests cpu-single --quick --repeat 1".split()
+    words += ["--probe", str(probe), "--shutdown-timeout", "0.2", *HERE]
+    words += [f"--results={tmp_path}/results", *([f"--report={report}"] if is_asked_for else [])]
+    done = trial(*words, "--", NAME)
     assert done.exit_code == (3 if is_asked_for else 0), done.output
     assert "no report: report: Python package jinja2 is not installed" in done.output
     assert daemon.definition() == ORIGINAL

@@ -5,7 +5,6 @@ import json
 import os
 import shutil
 import stat
-import subprocess
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,14 +14,17 @@ from msgspec.structs import replace
 
 from homenode.errors import HostError, InputError, UsageError
 from homenode.machine.tools import qcow2
+from homenode.measure.trial import copying
 from homenode.measure.trial.copying import PreparedCopy, make_copy, prepare_copy, remove_copy
 from homenode.measure.trial.guest import is_there
 from homenode.measure.trial.journal import TrialCopy
+from homenode.process import run
 from homenode.safe.trusted_path import allow_user
 from homenode.vm.domain.copy import WritableDisk, list_writable_disks, replace_disks
 from homenode.vm.domain.read import read_vm
 from homenode.vm.hypervisor.virsh import Virsh
 from tests.disk_images import image
+from tests.processes import write_program
 from tests.virsh_stand_in import URI
 
 ACL = "system.posix_acl"
@@ -89,33 +91,16 @@ def test_every_disk_that_is_written_gets_an_overlay() -> None:
 @pytest.mark.parametrize(
     ("disk", "what"),
     [
-        (
-            "<disk type='network'><source protocol='rbd' name='p/i'/><target dev='vda'/></disk>",
-            "disk of network",
-        ),
-        (
-            "<disk type='volume'><source pool='p' volume='v'/><target dev='vda'/></disk>",
-            "disk of volume",
-        ),
-        (
-            "<disk type='block' device='lun'><source dev='/dev/sdx'/><target dev='sda'/></disk>",
-            "lun of block",
-        ),
-        (
-            "<disk type='file'><source file='/x'><encryption format='luks'/></source>"
-            "<target dev='vda'/></disk>",
-            "an encrypted one",
-        ),
-        (
-            "<disk type='file'><source file='/x'/><encryption format='qcow'/>"
-            "<target dev='vda'/></disk>",
-            "an encrypted one",
-        ),
+        ("type='network'><source protocol='rbd' name='p/i'/>", "disk of network"),
+        ("type='volume'><source pool='p' volume='v'/>", "disk of volume"),
+        ("type='block' device='lun'><source dev='/dev/sdx'/>", "lun of block"),
+        ("type='file'><source file='/x'><encryption format='luks'/></source>", "encrypted one"),
+        ("type='file'><source file='/x'/><encryption format='qcow'/>", "an encrypted one"),
     ],
 )
 def test_a_disk_that_can_have_none_is_refused_by_name(disk: str, what: str) -> None:
     with pytest.raises(InputError, match=what) as raised:
-        list_writable_disks(domain(disk), "vm")
+        list_writable_disks(domain(f"<disk {disk}<target dev='vda'/></disk>"), "vm")
     assert "--in-place" in str(raised.value.hint)
 
 
@@ -276,14 +261,10 @@ def test_qemu_img_opens_nothing_of_the_vms(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, defined: list[str]
 ) -> None:
     disk = image(tmp_path / "vm.qcow2")
-    watched = tmp_path / "bin" / "qemu-img"
-    watched.parent.mkdir()
     real = shutil.which("qemu-img")
-    watched.write_text(
-        f'#!/bin/sh\nmv {disk} {disk}.away; {real} "$@"; r=$?; mv {disk}.away {disk}; exit $r\n'
-    )
-    watched.chmod(0o755)
-    monkeypatch.setenv("PATH", f"{watched.parent}:{os.environ['PATH']}")
+    text = f'mv {disk} {disk}.away; {real} "$@"; r=$?; mv {disk}.away {disk}; exit $r'
+    write_program(tmp_path / "bin/qemu-img", f"#!/bin/sh\n{text}\n")
+    monkeypatch.setenv("PATH", f"{tmp_path}/bin:{os.environ['PATH']}")
     overlay, prepared = prepared_for(disk, "qcow2")
     make_copy(Virsh(URI), prepared)
     assert overlay.exists() and disk.exists()
@@ -423,10 +404,8 @@ def test_a_copy_is_made_and_removed_with_its_files(original: tuple[Virsh, str, P
     assert not list(disk.parent.glob("*.qcow2")), "nothing is made yet"
     make_copy(virsh, prepared)
     (overlay,) = map(Path, prepared.copy.overlays)
-    stated = subprocess.run(
-        ["qemu-img", "info", "--output=json", str(overlay)], capture_output=True, check=True
-    )
-    assert json.loads(stated.stdout)["full-backing-filename"] == str(disk)
+    stated = run(("qemu-img", "info", "--output=json", str(overlay)), 60).stdout_or_raise()
+    assert json.loads(stated)["full-backing-filename"] == str(disk)
     copy = read_vm(virsh.read_definition(prepared.copy.uuid), "copy")
     assert copy.name == f"{state.name}-trial"
     assert copy.uuid == prepared.copy.uuid != number
@@ -473,8 +452,6 @@ def test_an_overlay_that_fails_leaves_nothing(original: tuple[Virsh, str, Path])
 
 
 def test_only_own_disks_are_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from homenode.measure.trial import copying
-    from homenode.measure.trial.journal import TrialCopy
 
     precious = tmp_path / "precious.qcow2"
     precious.touch()

@@ -28,7 +28,6 @@ from homenode.measure.trial.journal import (
     list_trials,
 )
 from homenode.measure.trial.prepare import find_latest_trial, preflight, prepare
-from homenode.measure.trial.runner import run_trial
 from homenode.vm.domain.merge import is_same_definition
 from homenode.vm.hypervisor.virsh import Virsh
 from tests.apply_documents import NAME, ORIGINAL, tuned
@@ -38,6 +37,7 @@ from tests.simulated_trial import (
     begun,
     changed,
     host,
+    new_trial,
     run_whole,
     trial_of,
     wanted,
@@ -82,12 +82,11 @@ def test_an_old_record_and_an_edit_are_no_obstacle(daemon: StandIn, tmp_path: Pa
 
 
 def test_a_vm_that_was_edited_is_not_resumed(daemon: StandIn, tmp_path: Path) -> None:
-    root = tmp_path / "state"
-    head, journal = begun(root, wanted(tmp_path / "results", boots=1))
+    trial = new_trial(tmp_path, SimulatedReach(daemon, EQUAL), boots=1)
     edited = ORIGINAL.replace(b"<iothreads>1<", b"<iothreads>2<")
     (daemon.state / "definition.xml").write_bytes(edited)
-    with journal.hold() as lock, pytest.raises(InputError, match="edited since") as raised:
-        run_trial(trial_of(head, journal, root, SimulatedReach(daemon, EQUAL)), lock)
+    with pytest.raises(InputError, match="edited since") as raised:
+        run_whole(trial)
     assert "trial undo" in str(raised.value.hint)
     assert daemon.definition() == edited
     assert not any(line.startswith("start") for line in daemon.commands())
@@ -95,36 +94,34 @@ def test_a_vm_that_was_edited_is_not_resumed(daemon: StandIn, tmp_path: Path) ->
 
 def test_a_boot_of_somebody_else_is_left_alone(daemon: StandIn, tmp_path: Path) -> None:
     daemon.put("start-fails", "domain is already running")
-    root = tmp_path / "state"
-    head, journal = begun(root, wanted(tmp_path / "results", boots=1, layouts=("pin",)))
-    trial = trial_of(head, journal, root, SimulatedReach(daemon, EQUAL))
+    trial = new_trial(tmp_path, SimulatedReach(daemon, EQUAL), boots=1, layouts=("pin",))
 
     class Raced(Virsh):
         def start(self, uuid: str, kept_open: object = ()) -> None:
             daemon.put("id", "77")
             super().start(uuid)
 
-    with journal.hold() as lock, pytest.raises(UsageError, match="not shut off"):
-        run_trial(replace(trial, virsh=Raced(URI)), lock)
+    with pytest.raises(UsageError, match="not shut off"):
+        run_whole(replace(trial, virsh=Raced(URI)))
     assert daemon.get("id") == "77"
-    assert journal.load().state.change(BOOT) is None
+    assert trial.journal.load().state.change(BOOT) is None
 
 
 def test_a_number_from_before_the_host_was_started_anew_is_nobodys(
     daemon: StandIn, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    root, virsh = tmp_path / "state", Virsh(URI)
-    head, journal = begun(root, wanted(tmp_path / "results", boots=1))
+    trial = new_trial(tmp_path, SimulatedReach(daemon, EQUAL), boots=1)
+    journal = trial.journal
     monkeypatch.setattr(guest, "get_host_boot", lambda virsh: BOOT_B)
     changed(journal, BOOT, ChangeState.DONE, host_boot=BOOT_A, run_id="1")
     daemon.put("id", "1")  # started with the host, and the first there too
-    TrialDomain(virsh, head, journal, root, 0.2).undo()
+    trial.domain.undo()
     assert daemon.get("id") == "1"
     assert not journal.load().state.to_undo
     stopped = [one.facts.get("how") for one in journal.changes.read_entries()]
     assert stopped[-1:] == ["was off: the host was started again since"]
     changed(journal, BOOT, ChangeState.DONE, host_boot=BOOT_B, run_id="1")
-    TrialDomain(virsh, head, journal, root, 0.2).undo()
+    trial.domain.undo()
     assert not (daemon.state / "id").exists(), "in the same boot of the host it is ours"
 
 
@@ -161,10 +158,8 @@ def test_nothing_of_a_copy_is_remembered_once_it_is_gone(daemon: StandIn, tmp_pa
 
 
 def test_a_copy_is_not_booted_while_its_original_runs(daemon: StandIn, tmp_path: Path) -> None:
-    root = tmp_path / "state"
-    head, journal = begun(root, wanted(tmp_path / "results", boots=1, layouts=("pin",)))
-    trial = trial_of(head, journal, root, SimulatedReach(daemon, EQUAL))
-    head = replace(head, copy=TrialCopy(UUID, NAME, ()))
+    trial = new_trial(tmp_path, SimulatedReach(daemon, EQUAL), boots=1, layouts=("pin",))
+    head, journal = replace(trial.head, copy=TrialCopy(UUID, NAME, ())), trial.journal
     changed(journal, COPY, ChangeState.DONE)
     daemon.put("id", "5")
 
@@ -172,8 +167,7 @@ def test_a_copy_is_not_booted_while_its_original_runs(daemon: StandIn, tmp_path:
         def undefine(self, uuid: str) -> None:
             """The stand-in has one domain, which is both here."""
 
-    trial = replace(trial, head=head, copy=None, virsh=Kept(URI))
-    run_whole(trial)
+    run_whole(replace(trial, head=head, copy=None, virsh=Kept(URI)))
     (outcome,) = journal.load().state.outcomes.values()
     assert outcome.what == EntryKind.FAILED
     assert "back the copy's disks" in outcome.detail
@@ -199,9 +193,7 @@ def test_figures_of_a_restarted_guest_are_set_aside(daemon: StandIn, tmp_path: P
     assert "stay in its boot" in outcome.detail
     assert list((journal.path / "set-aside").iterdir())
     assert not list((tmp_path / "results").glob(f"*/{head.id}-*"))
-    with journal.hold() as lock:
-        trial = trial_of(head, journal, tmp_path / "state", SimulatedReach(daemon, EQUAL))
-        run_trial(trial, lock)
+    run_whole(trial_of(head, journal, tmp_path / "state", SimulatedReach(daemon, EQUAL)))
     assert len(load_runs(tmp_path / "results").runs) == 1
 
 
@@ -218,14 +210,14 @@ def test_a_second_interrupt_is_reported_and_only_a_third_one_ends_the_run() -> N
 
 
 def test_an_interrupt_does_not_stop_the_undo(daemon: StandIn, tmp_path: Path) -> None:
-    root = tmp_path / "state"
-    head, journal = begun(root, wanted(tmp_path / "results", boots=1, layouts=("pin",)))
     stated: list[str] = []
-    trial = trial_of(head, journal, root, SimulatedReach(daemon, EQUAL), stated)
 
     class Interrupted(SimulatedReach):
         def equip(self, machine: object) -> None:
             raise KeyboardInterrupt
+
+    trial = new_trial(tmp_path, Interrupted(daemon, EQUAL), boots=1, layouts=("pin",))
+    journal = trial.journal
 
     class Impatient(Virsh):
         def read_definition(self, uuid: str) -> bytes:
@@ -235,9 +227,8 @@ def test_an_interrupt_does_not_stop_the_undo(daemon: StandIn, tmp_path: Path) ->
                 Impatient.read_definition = Virsh.read_definition  # type: ignore[method-assign]
             return found
 
-    reach = Interrupted(daemon, EQUAL)
-    with journal.hold() as lock, pytest.raises(KeyboardInterrupt):
-        run_trial(replace(trial, reach=reach, virsh=Impatient(URI)), lock)
+    with pytest.raises(KeyboardInterrupt):
+        run_whole(replace(trial, notify=stated.append, virsh=Impatient(URI)))
     assert daemon.definition() == ORIGINAL
     assert not journal.load().state.to_undo
     assert any("being restored" in line for line in stated)

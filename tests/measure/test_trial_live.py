@@ -58,24 +58,11 @@ def definition(daemon: TwoNodes) -> str:
 
 def options(daemon: TwoNodes, directory: Path, layouts: str, boots: int, *how: str) -> list[str]:
     return [
-        "trial",
-        NAME,
-        "--layouts",
-        layouts,
-        "--boots",
-        str(boots),
-        "--yes",
-        *how,
-        "--guest-access",
-        "agent",
-        "--connect",
-        daemon.uri,
-        *"--tests cpu-single,core-to-core --quick --repeat 1 --probe".split(),
-        str(daemon.directory / "probe"),
-        *"--boot-timeout 600 --shutdown-timeout 1 --results".split(),
-        str(directory / "results"),
-        "--report",
-        str(directory / "report.html"),
+        *f"trial {NAME} --layouts {layouts} --boots {boots} --yes --guest-access agent".split(),
+        *"--tests cpu-single,core-to-core --quick --repeat 1".split(),
+        *"--boot-timeout 600 --shutdown-timeout 1".split(),
+        *(*how, "--connect", daemon.uri, "--probe", str(daemon.directory / "probe")),
+        *(f"--results={directory}/results", f"--report={directory}/report.html"),
     ]
 
 
@@ -168,10 +155,7 @@ def test_a_dead_guest_costs_one_boot(daemon: TwoNodes, state: Path, tmp_path: Pa
     before = definition(daemon)
     arguments = options(daemon, tmp_path, "pin-numa", 1)
     code = invoked_until(
-        EntryKind.MEASURING,
-        state,
-        arguments,
-        lambda child: daemon.virsh("destroy", f"{NAME}-trial"),
+        EntryKind.MEASURING, state, arguments, lambda _: daemon.virsh("destroy", f"{NAME}-trial")
     )
     assert code == 3
     assert definition(daemon) == before

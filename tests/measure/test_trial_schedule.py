@@ -28,13 +28,10 @@ from tests.virsh_stand_in import URI
 def test_a_device_that_another_vm_has_stops_every_layout() -> None:
     there = load_host("small-2n8c-2gpu")
     gpu = there.devices_of_kind(DeviceKind.GPU)[0].bdf
-    address = (
-        f"<address domain='0x{gpu.domain:04x}' bus='0x{gpu.bus:02x}' "
-        f"slot='0x{gpu.device:02x}' function='0x{gpu.function:x}'/>"
-    )
     hostdev = (
-        f"<hostdev mode='subsystem' type='pci' managed='yes'><source>{address}"
-        "</source></hostdev></devices>"
+        f"<hostdev mode='subsystem' type='pci' managed='yes'><source><address bus='{gpu.bus}' "
+        f"domain='{gpu.domain}' slot='{gpu.device}' function='{gpu.function}'/></source></hostdev>"
+        "</devices>"
     )
     original = ORIGINAL.replace(b"</devices>", hostdev.encode())
     options = PlanOptions(layout="pin")

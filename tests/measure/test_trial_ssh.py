@@ -9,11 +9,10 @@ from homenode.measure.experiment import Progress
 from homenode.measure.trial import guest
 from homenode.measure.trial.guest import GuestReach
 from homenode.measure.trial.journal import EntryKind
-from homenode.measure.trial.runner import run_trial
 from homenode.vm.hypervisor.connection import GuestAccess, Transport
 from homenode.vm.hypervisor.virsh import Virsh
 from tests.apply_documents import ORIGINAL
-from tests.simulated_trial import SimulatedReach, begun, trial_of, wanted
+from tests.simulated_trial import SimulatedReach, new_trial, run_whole
 from tests.ssh_targets import new_key, ssh_target
 from tests.virsh_stand_in import URI, UUID, StandIn
 
@@ -29,23 +28,20 @@ def patient(daemon: StandIn, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.nightly
 def test_a_guest_is_equipped_and_a_wrong_key_is_named(daemon: StandIn, tmp_path: Path) -> None:
     """This machine is not what any layout plans: it is given, and not measured."""
-    root = tmp_path / "state"
-    head, journal = begun(root, wanted(tmp_path / "results", boots=1, layouts=("pin-numa",)))
+    trial = new_trial(tmp_path, SimulatedReach(daemon, {}), boots=1, layouts=("pin-numa",))
+    journal = trial.journal
     with ssh_target(tmp_path) as target:
         reaching = GuestAccess(
             Transport.SSH, target.address, target.user, target.port, str(target.key)
         )
         known_hosts = journal.path / "known_hosts"
         reach = GuestReach(Virsh(URI), reaching, known_hosts, b"#!/bin/sh\necho probe\n")
-        trial = replace(trial_of(head, journal, root, SimulatedReach(daemon, {})), reach=reach)
-        with journal.hold() as lock:
-            run_trial(trial, lock)
+        run_whole(replace(trial, reach=reach))
         assert known_hosts.exists()
         wrong = replace(reaching, key=str(tmp_path / "other_key"))
-        with journal.hold() as lock:
-            hurried = replace(trial.config, measuring=replace(trial.config.measuring, answer_s=0.1))
-            reach = GuestReach(Virsh(URI), wrong, known_hosts, b"")
-            run_trial(replace(trial, reach=reach, config=hurried), lock)
+        hurried = replace(trial.config, measuring=replace(trial.config.measuring, answer_s=0.1))
+        reach = GuestReach(Virsh(URI), wrong, known_hosts, b"")
+        run_whole(replace(trial, reach=reach, config=hurried))
     whats = [entry.what for entry in journal.load().entries]
     assert whats.count(EntryKind.MISMATCHED) == 1
     failed = [entry for entry in journal.load().entries if entry.what == EntryKind.FAILED]
@@ -58,21 +54,19 @@ def test_a_guest_is_equipped_and_a_wrong_key_is_named(daemon: StandIn, tmp_path:
 @pytest.mark.nightly
 def test_another_host_key_at_a_later_boot_is_refused(daemon: StandIn, tmp_path: Path) -> None:
     """This machine is not what any layout plans: its boots are given, and not measured."""
-    root = tmp_path / "state"
-    head, journal = begun(root, wanted(tmp_path / "results", boots=2, layouts=("pin-numa",)))
+    trial = new_trial(tmp_path, SimulatedReach(daemon, {}), boots=2, layouts=("pin-numa",))
+    journal = trial.journal
     with ssh_target(tmp_path) as target:
         reaching = GuestAccess(
             Transport.SSH, target.address, target.user, target.port, str(target.key)
         )
         reach = GuestReach(Virsh(URI), reaching, journal.path / "known_hosts", b"#!/bin/sh\n")
-        trial = replace(trial_of(head, journal, root, SimulatedReach(daemon, {})), reach=reach)
 
         def at_the_second(progress: Progress) -> None:
             if progress.ended_count == 1:
                 new_key(tmp_path / "host_key")
 
-        with journal.hold() as lock:
-            run_trial(replace(trial, on_boot=at_the_second), lock)
+        run_whole(replace(trial, reach=reach, on_boot=at_the_second))
     entries = journal.load().entries
     outcomes = [one for one in entries if one.what in (EntryKind.MISMATCHED, EntryKind.FAILED)]
     assert [one.what for one in outcomes] == [EntryKind.MISMATCHED, EntryKind.FAILED]

@@ -5,8 +5,9 @@ A guest has the cells, ports and expander buses of the definition that it was bo
 
 import json
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 from msgspec.structs import replace
@@ -113,14 +114,7 @@ class GpuGuest(SimulatedGuest):
 
     files: list[str]  # the topology files that its all-reduces were given
 
-    def run(
-        self,
-        argv: Sequence[str],
-        timeout_s: float,
-        input: str | None = None,
-        *,
-        environment: Mapping[str, str] | None = None,
-    ) -> ProgramResult:
+    def run(self, argv: Sequence[str], *rest: Any, **named: Any) -> ProgramResult:
         words = tuple(argv)
         if "find_spec" in " ".join(words):
             return ProgramResult(words, 0, "False\n", "")
@@ -131,7 +125,7 @@ class GpuGuest(SimulatedGuest):
             answer = {"format": "homenode.gpus/1", "addresses": shown, "reason": None}
             return ProgramResult(words, 0, json.dumps(answer) + "\n", "")
         if "all_reduce_perf" not in words:
-            return super().run(argv, timeout_s, input, environment=environment)
+            return super().run(argv, *rest, **named)
         if words[0] == "sh":
             self.files.append(words[4])
         return ProgramResult(words, 0, sweep(20e9), "")

@@ -72,11 +72,22 @@ def scontrol_text(jobs: Iterable[Listed]) -> str:
     return "\n\n".join(map(_scontrol_job, jobs))
 
 
+def job_text(id: int, eligible: str, start: str, share: str) -> str:
+    """A job of a study on node n1 as `scontrol show job -d` shows it; times of a day."""
+    return (
+        f"JobId={id} JobName=hn-x\n   UserId=ada(1000) GroupId=ada(1000) MCS_label=N/A\n"
+        "   JobState=RUNNING Reason=None Dependency=(null)\n"
+        f"   SubmitTime=2026-01-01T10:00:00 EligibleTime=2026-01-01T{eligible}\n"
+        f"   StartTime=2026-01-01T{start} EndTime=2026-01-01T12:00:00 Deadline=N/A\n"
+        f"   NodeList=n1\n   BatchHost=n1\n     Nodes=n1 {share}\n"
+        "   MinCPUsNode=1 MinMemoryNode=100M MinTmpDiskNode=0\n"
+    )
+
+
 def _scontrol_job(job: Listed) -> str:
     array = "" if job.task is None else f" ArrayJobId={job.id} ArrayTaskId={job.task}"
-    ids = ",".join(
-        f"{core * job.threads}-{core * job.threads + job.threads - 1}" for core in job.cores
-    )
+    firsts = [core * job.threads for core in job.cores]
+    ids = ",".join(f"{first}-{first + job.threads - 1}" for first in firsts)
     return (
         f"JobId={job.id}{array} JobName=train it\n"
         "   UserId=ada(1000) GroupId=ada(1000) MCS_label=N/A\n"
@@ -105,15 +116,9 @@ def squeue_2205(jobs: Iterable[Listed]) -> str:
 
 def squeue_2302(jobs: Iterable[Listed]) -> str:
     """data_parser v0.0.39: numbers in three parts."""
-    found = [
-        {
-            **_old_job(job),
-            "job_id": _parts(job.id),
-            "array_job_id": _parts(0 if job.task is None else job.id),
-            "array_task_id": _parts(job.task),
-        }
-        for job in jobs
-    ]
+    numbers = ("job_id", "array_job_id", "array_task_id")
+    old = map(_old_job, jobs)
+    found = [job | {name: _parts(job[name]) for name in numbers} for job in old]
     return json.dumps({"meta": {}, "jobs": found, "warnings": []})
 
 
@@ -124,42 +129,26 @@ def squeue_2405(jobs: Iterable[Listed]) -> str:
     """
     found = []
     for job in jobs:
-        allocation = [
-            {
-                "index": at,
-                "name": node,
-                "cpus": {"count": len(job.cores) * job.threads, "used": 0},
-                "memory": {"used": 0, "allocated": 1000},
-                "sockets": [
-                    {
-                        "index": socket,
-                        "cores": [
-                            {"index": core, "status": _status(core, own)}
-                            for core in range(job.cores_per_socket)
-                        ],
-                    }
-                    for socket, own in _sockets(job)
-                ],
-            }
-            for at, node in enumerate(job.nodes)
+        cores = range(job.cores_per_socket)
+        sockets = [
+            {"index": at, "cores": [{"index": n, "status": _status(n, own)} for n in cores]}
+            for at, own in _sockets(job)
         ]
+        share = {
+            "cpus": {"count": len(job.cores) * job.threads, "used": 0},
+            "memory": {"used": 0, "allocated": 1000},
+            "sockets": sockets,
+        }
+        allocation = [{"index": at, "name": n} | share for at, n in enumerate(job.nodes)]
+        names = {"count": len(job.nodes), "list": ",".join(job.nodes), "allocation": allocation}
+        own = {"select_type": ["CORE"], "nodes": names, "cpus": len(job.cores)}
         found.append(
             {
                 **_base(job),
-                "job_id": job.id,
                 "array_job_id": _parts(0 if job.task is None else job.id),
                 "array_task_id": _parts(job.task),
                 "job_state": [job.state],
-                "job_resources": {
-                    "select_type": ["CORE"],
-                    "nodes": {
-                        "count": len(job.nodes),
-                        "list": ",".join(job.nodes),
-                        "allocation": allocation,
-                    },
-                    "cpus": len(job.cores),
-                    "threads_per_core": _parts(job.threads),
-                },
+                "job_resources": {**own, "threads_per_core": _parts(job.threads)},
             }
         )
     return json.dumps({"jobs": found, "last_update": _parts(1), "meta": {}})
@@ -182,24 +171,20 @@ def _old_job(job: Listed) -> dict[str, Any]:
         str(socket): {"cores": {str(core): "allocated" for core in cores}}
         for socket, cores in _by_socket(job).items()
     }
+    shares = [{"nodename": node, "sockets": sockets, "cpus_used": 0} for node in job.nodes]
+    own = {"allocated_cores": len(job.cores), "allocated_nodes": shares}
     return {
         **_base(job),
-        "job_id": job.id,
         "array_job_id": 0 if job.task is None else job.id,
         "array_task_id": job.task,
         "job_state": job.state,
-        "job_resources": {
-            "nodes": ",".join(job.nodes),
-            "allocated_cores": len(job.cores),
-            "allocated_nodes": [
-                {"nodename": node, "sockets": sockets, "cpus_used": 0} for node in job.nodes
-            ],
-        },
+        "job_resources": {"nodes": ",".join(job.nodes), **own},
     }
 
 
 def _base(job: Listed) -> dict[str, Any]:
     return {
+        "job_id": job.id,
         "name": "train it",
         "user_name": "ada",
         "nodes": ",".join(job.nodes),

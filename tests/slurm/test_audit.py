@@ -3,6 +3,7 @@
 import json
 from collections.abc import Callable, Iterable
 from dataclasses import replace
+from itertools import product
 
 import pytest
 
@@ -69,13 +70,8 @@ def test_every_layout_tells_the_same_places(layout: str) -> None:
     assert [job.id for job in jobs] == ["6", "7", "8", "9", "11_1"]
     assert {job.state for job in jobs} == {"RUNNING"} and {job.user for job in jobs} == {"ada"}
     places = owned(jobs, machine(TESTBED))
-    assert [str(place.pus) for place in places if place.gpus] == [
-        "16-19,48-51",
-        "0-3,32-35",
-        "20-21,52-53",
-        "20-21,52-53",
-        "4-5,36-37",
-    ]
+    pus = "16-19,48-51 0-3,32-35 20-21,52-53 20-21,52-53 4-5,36-37"
+    assert [str(place.pus) for place in places if place.gpus] == pus.split()
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
@@ -212,9 +208,8 @@ def test_jobs_are_found_by_their_number_their_task_and_their_array() -> None:
 
 def test_parts_of_a_heterogeneous_job_are_found_by_its_number() -> None:
     text = scontrol_text([GOOD, FILL]).replace("JobId=6 ", "JobId=9 HetJobId=8 HetJobOffset=1 ")
-    jobs = parse_scontrol_jobs(
-        text.replace("JobId=8 JobN", "JobId=8 HetJobId=8 HetJobOffset=0 JobN")
-    )
+    text = text.replace("JobId=8 JobN", "JobId=8 HetJobId=8 HetJobOffset=0 JobN")
+    jobs = parse_scontrol_jobs(text)
     assert [job.id for job in jobs] == ["8+0", "8+1"]
     assert all(is_asked_for(job, ("8",)) for job in jobs)
     assert [is_asked_for(job, ("8+1",)) for job in jobs] == [False, True]
@@ -249,16 +244,11 @@ def test_what_newer_parsers_add_is_no_harm() -> None:
 
 
 def test_a_whole_cluster_is_audited_job_by_job() -> None:
-    jobs = [
-        Listed(
-            4 * node + quarter,
-            [f"n{node}"],
-            range(8 * quarter, 8 * quarter + 8) if node % 100 else range(16, 24),
-            (2 * quarter, 2 * quarter + 1),
-        )
-        for node in range(1000)
-        for quarter in range(4)
-    ]
+    jobs = []
+    for node, quarter in product(range(1000), range(4)):
+        cores = range(8 * quarter, 8 * quarter + 8) if node % 100 else range(16, 24)
+        gpus = (2 * quarter, 2 * quarter + 1)
+        jobs.append(Listed(4 * node + quarter, [f"n{node}"], cores, gpus))
     findings = audit(owned(parse_scontrol_jobs(scontrol_text(jobs)), machine(TESTBED)))
     far = [f for f in findings.findings if f.id == "job-gpu-far"]
     assert len(far) == 20 and len(findings.findings) == 20
@@ -297,11 +287,8 @@ def test_cores_of_gres_conf_decide_where_no_machine_is_given() -> None:
     text = "Name=gpu File=/dev/nvidia[0-3] Cores=0-15\nName=gpu File=/dev/nvidia[4-7] Cores=16-31\n"
     gres = read_device_order(parse_config(text, "gres.conf"))
     for layout, jobs in LAYOUTS.items():
-        places = [
-            build_gres_allocation(job, share, SHAPE, gres)
-            for job in jobs((FILL, PLANTED, GOOD))
-            for share in job.shares
-        ]
+        shares = [(job, share) for job in jobs((FILL, PLANTED, GOOD)) for share in job.shares]
+        places = [build_gres_allocation(job, share, SHAPE, gres) for job, share in shares]
         answer = audit([place for place in places if place is not None])
         assert "Cores= of gres.conf" in answer.not_checked[0], "another file may be wrong, too"
         (finding,) = answer.findings
@@ -323,9 +310,8 @@ def test_a_file_that_says_nothing_of_gpus_orders_none() -> None:
     for text in ("", "NodeName=n Gres=gpu:8\n", "Include gpus.conf\n"):
         with pytest.raises(InputError, match="no line with Name=gpu"):
             read_device_order(parse_config(text, "gres.conf"))
-    assert (
-        read_device_order(parse_config("AutoDetect=nvml\n", "gres.conf")).list_numbers("n") is None
-    )
+    detected = read_device_order(parse_config("AutoDetect=nvml\n", "gres.conf"))
+    assert detected.list_numbers("n") is None
 
 
 def test_a_slice_is_judged_where_gres_conf_lists_its_gpus_file() -> None:
@@ -381,9 +367,8 @@ task 0.200 0-3 0-1 bind:0 150
 
 def findings(answer: str, unknown: bool = False) -> list[str]:
     job = parse_scontrol_jobs(scontrol_text([Listed(7, ["n"], range(4), (0, 1))]))[0]
-    owned = build_allocation(
-        job, job.shares[0], None if unknown else node_machine(machine(TESTBED)), None
-    )
+    there = None if unknown else node_machine(machine(TESTBED))
+    owned = build_allocation(job, job.shares[0], there, None)
     return [f.id for f in audit([add_tasks(owned, parse_look(answer, "job 7"))]).findings]
 
 

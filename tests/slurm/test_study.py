@@ -4,6 +4,7 @@ import io
 import shlex
 import shutil
 import subprocess
+from collections import Counter
 from collections.abc import Collection, Mapping
 from itertools import pairwise
 from pathlib import Path
@@ -31,6 +32,7 @@ from homenode.cluster.slurm.tools.slurm_nodes import ClusterNode, parse_nodes
 from homenode.cluster.slurm.tools.squeue import JobState, QueuedJob, needs_somebody, parse_states
 from homenode.errors import UsageError
 from homenode.measure.experiment import Progress, TaskState, TaskStatus
+from homenode.process import run
 from homenode.show.terminal_text import PrintableConsole
 from homenode.show.trial_text import build_progress_view, format_missing
 from homenode.text import format_duration
@@ -43,6 +45,7 @@ GH200 = tuple(
     for partition in ("gh200", "gh200_shared")
 )
 OPTIONS = StudyOptions(partition_shared="gh200_shared", nodes=3, rounds=1)
+SLICES = (SharedJobShape(1, 4), SharedJobShape(1, 4, "gpu:1g.10gb"))
 
 
 def planned(options: StudyOptions = OPTIONS) -> tuple[Experiment, ...]:
@@ -77,15 +80,9 @@ def test_binding_to_gpu_memory_is_refused_with_the_right_nodes() -> None:
 def test_shared_jobs_run_alone_and_together_one_after_the_other() -> None:
     of_node = [one for one in planned() if one.nodes == ("gh01",)]
     by_id = {one.id: one for one in of_node}
-    shared = [
-        by_id[f"shared-{gpus}gpu-gh01-{mode}-r1"]
-        for gpus in (1, 2)
-        for mode in ("alone", "together")
-    ]
-    assert by_id.keys() == {
-        *(one.id for one in shared),
-        *(f"exclusive-gh01-numa{numa}-r1" for numa in range(4)),
-    }
+    ids = [f"shared-{n}gpu-gh01-{mode}-r1" for n in (1, 2) for mode in ("alone", "together")]
+    shared = [by_id[name] for name in ids]
+    assert by_id.keys() == {*ids, *(f"exclusive-gh01-numa{numa}-r1" for numa in range(4))}
     assert [one.jobs for one in shared] == [1, 4, 1, 2]
     assert [one.cpus for one in shared] == [72, 72, 144, 144]
     for before, one in pairwise(of_node):
@@ -109,14 +106,10 @@ def test_each_round_on_a_node_is_a_block_with_every_job_in_an_order_of_its_own()
 
 
 def test_mig_slices_are_shared_jobs_of_their_own() -> None:
-    shapes = (SharedJobShape(1, 4), SharedJobShape(1, 4, "gpu:1g.10gb"))
-    found = [
-        one for one in planned(StudyOptions(nodes=1, rounds=1, shapes=shapes)) if one.gres != "gpu"
-    ]
-    assert {one.id for one in found} == {
-        "shared-1slice-1g.10gb-gh01-alone-r1",
-        "shared-1slice-1g.10gb-gh01-together-r1",
-    }
+    made = planned(StudyOptions(nodes=1, rounds=1, shapes=SLICES))
+    found = [one for one in made if one.gres != "gpu"]
+    ids = {f"shared-1slice-1g.10gb-gh01-{mode}-r1" for mode in ("alone", "together")}
+    assert {one.id for one in found} == ids
     assert "#SBATCH --gres=gpu:1g.10gb:1" in render_script(found[0], OPTIONS, "x")
 
 
@@ -168,14 +161,11 @@ def test_what_must_not_stand_in_a_script_is_refused(options: StudyOptions) -> No
 
 def test_a_shared_partition_of_slices_alone_is_studied_by_slice() -> None:
     nodes = (GH200[0], *parse_nodes("m1|slices|idle|64|1000|gpu:1g.10gb:7"))
-    slices = (SharedJobShape(1, 4), SharedJobShape(1, 4, "gpu:1g.10gb"))
-    options = StudyOptions(partition_shared="slices", rounds=1, shapes=slices)
+    options = StudyOptions(partition_shared="slices", rounds=1, shapes=SLICES)
     whole, shared = choose_nodes(nodes, options)
     found = plan_experiments(whole, shared, {"gh01": load_host("gh200x4")}, options)
-    assert {one.id for one in found if one.nodes == ("m1",)} == {
-        "shared-1slice-1g.10gb-m1-alone-r1",
-        "shared-1slice-1g.10gb-m1-together-r1",
-    }
+    ids = {f"shared-1slice-1g.10gb-m1-{mode}-r1" for mode in ("alone", "together")}
+    assert {one.id for one in found if one.nodes == ("m1",)} == ids
 
 
 HOSTILE = StudyOptions(
@@ -208,13 +198,8 @@ def test_scripts_pass_bash_and_quote_what_came_from_outside(one: Experiment) -> 
         # What bash makes of the words is what the user wrote.
         source = text[text.index('"$homenode" bench') : text.index(') >"$here/bench.txt"')]
         given = f"homenode={shlex.quote(HOSTILE.homenode)} name=e-task0-5.0 attempt=5.0"
-        shown = subprocess.run(
-            ["bash", "-c", f"results=/r {given}\nprintf '%s\\0' {source}"],
-            capture_output=True,
-            text=True,
-            check=True,
-        ).stdout
-        words = shown.split("\0")[:-1]
+        shown = run(("bash", "-c", f"results=/r {given}\nprintf '%s\\0' {source}"), 60)
+        words = shown.stdout_or_raise().split("\0")[:-1]
         assert words[:4] == [HOSTILE.homenode, "bench", "--name", "e-task0-5.0"]
         assert tuple(shlex.split(words[words.index("--app") + 1])) == HOSTILE.app
         assert words[words.index("--metric") + 1] == HOSTILE.metric
@@ -229,24 +214,16 @@ def test_shellcheck_finds_nothing(tmp_path: Path) -> None:
     made = directory.create(study(replace(HOSTILE, app=("gmx", "mdrun", "-s", "my input.tpr"))))
     directory.close()
     kinds = {one.mode: format_script_name(one) for one in made.experiments}
-    subprocess.run(
-        ["shellcheck", "-e", "SC1091", *kinds.values()], cwd=tmp_path / "study", check=True
-    )
+    words = ("shellcheck", "-e", "SC1091", *kinds.values())
+    subprocess.run(words, cwd=tmp_path / "study", check=True)
 
 
 def test_the_collective_job_goes_round_a_ring_of_its_nodes() -> None:
     (one,) = [one for one in planned(HOSTILE) if one.mode is NodeSharing.COLLECTIVE]
     text = render_script(one, HOSTILE, "x")
     steps = [line for line in text.splitlines() if line.startswith("all_reduce ")]
-    assert [step.split()[-1] for step in steps] == [
-        "gh01",
-        "gh02",
-        "gh03",
-        "gh01,gh02",
-        "gh02,gh03",
-        "gh03,gh01",
-        "gh01,gh02,gh03",
-    ]
+    nodes = "gh01 gh02 gh03 gh01,gh02 gh02,gh03 gh03,gh01 gh01,gh02,gh03"
+    assert [step.split()[-1] for step in steps] == nodes.split()
     assert "srun --mpi=pmix" in text
 
 
@@ -270,20 +247,14 @@ def test_nodes_of_sinfo_are_read_and_odd_names_left_out() -> None:
     ]
     # A job that asks that node for any GPU may get a slice: it asks for the type.
     assert [node.gpu_type for node in nodes] == [None, None, None, "a100"]
-    options = StudyOptions(
-        partition_exclusive="mig",
-        rounds=1,
-        shapes=(SharedJobShape(1, 2), SharedJobShape(1, 4, "gpu:1g.10gb")),
-    )
+    shapes = (SharedJobShape(1, 2), SLICES[1])
+    options = StudyOptions(partition_exclusive="mig", rounds=1, shapes=shapes)
     whole, shared = choose_nodes(nodes, options)
     planned = plan_experiments(whole, shared, {"mig01": load_host("hgx-h100")}, options)
     texts = [render_script(one, options, "x") for one in planned]
     asked = [line for text in texts for line in text.splitlines() if "--gres=" in line]
-    assert sorted(asked, reverse=True) == [
-        *["#SBATCH --gres=gpu:a100:6"] * 2,
-        *["#SBATCH --gres=gpu:a100:1"] * 2,
-        *["#SBATCH --gres=gpu:1g.10gb:1"] * 2,
-    ]
+    gres = Counter({f"#SBATCH --gres=gpu:{name}": 2 for name in ("a100:6", "a100:1", "1g.10gb:1")})
+    assert Counter(asked) == gres
 
 
 SQUEUE = """\

@@ -5,8 +5,10 @@ import json
 import os
 import random
 from pathlib import Path
+from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from homenode.bdf import Bdf
 from homenode.cluster.arguments import SharedJobShape, StudyOptions
@@ -24,18 +26,10 @@ from homenode.measure.results.vantage import Vantage
 from homenode.show.terminal_text import PrintableConsole
 from homenode.vm.sources import load_host
 from tests.seeds import part
+from tests.slurm.gpu_nodes import job_text
 
 GPU_NODE = str(Path(__file__).parent / "gpu-node.toml")
-JOB = """\
-JobId=7 JobName=hn-x
-   UserId=ada(1000) GroupId=ada(1000) MCS_label=N/A
-   JobState=RUNNING Reason=None Dependency=(null)
-   SubmitTime=2026-01-01T10:00:00 EligibleTime=2026-01-01T11:00:00
-   StartTime=2026-01-01T11:02:05 EndTime=2026-01-01T12:00:00 Deadline=N/A
-   NodeList=n1
-     Nodes=n1 CPU_IDs=32-37 Mem=100 GRES=gpu:h100:2(IDX:4-5)
-   MinCPUsNode=4 MinMemoryNode=100M MinTmpDiskNode=0
-"""
+JOB = job_text(7, "11:00:00", "11:02:05", "CPU_IDs=32-37 Mem=100 GRES=gpu:h100:2(IDX:4-5)")
 FILES = {
     "node": "n1\n",
     "started": "1000\n",
@@ -55,9 +49,8 @@ NAME = "exclusive-n1-numa0-r1-task0-7.0"
 def a_study(directory: Path) -> Study:
     """Two nodes, every kind of job, everything done."""
     nodes = tuple(ClusterNode(n, "p", True, "idle", 64, 512_000, 8) for n in ("n1", "n2"))
-    options = StudyOptions(
-        nodes=2, rounds=1, between_nodes=True, shapes=(SharedJobShape(1, 1), SharedJobShape(2, 2))
-    )
+    shapes = (SharedJobShape(1, 1), SharedJobShape(2, 2))
+    options = StudyOptions(nodes=2, rounds=1, between_nodes=True, shapes=shapes)
     host = load_host(GPU_NODE)
     planned = plan_experiments(nodes, nodes, {"n1": host, "n2": host}, options)
     made = Study("abc", options, nodes, nodes, GPU_NODE, (), planned)
@@ -75,19 +68,10 @@ def a_study(directory: Path) -> Study:
 
 
 def a_run(name: str, block: int | None, said: str = "made up") -> Run:
-    head = RunHead(
-        name,
-        "nvidia-h100",
-        Origin.SYNTHESISED,
-        Vantage.JOB,
-        UNKNOWN_SWITCHES,
-        nodes=(0,),
-        pus=CpuSet.parse("0-1", "x"),
-        conditions=(Condition("replayed", said),),
-        unusable=(said,),
-        experiment="abc",
-        block=block,
-    )
+    head = RunHead(name, "nvidia-h100", Origin.SYNTHESISED, Vantage.JOB, UNKNOWN_SWITCHES)
+    place: dict[str, Any] = {"nodes": (0,), "pus": CpuSet([0, 1]), "experiment": "abc"}
+    notes = (Condition("replayed", said),)
+    head = replace(head, conditions=notes, unusable=(said,), block=block, **place)
     gpu = Bdf.parse("81:00.0")
     return Run(head, (Sample("h2d-bandwidth", "bytes_per_s", 50e9, device=gpu),))
 

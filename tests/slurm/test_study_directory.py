@@ -87,10 +87,8 @@ def test_a_full_disk_is_no_traceback(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 
 def test_a_study_of_another_version_is_refused_by_name(tmp_path: Path) -> None:
-    head = {
-        "format": "homenode.slurm-study/2",
-        "study": {"id": "x", "wishes": {}, "experiments": []},
-    }
+    study = {"id": "x", "wishes": {}, "experiments": []}
+    head = {"format": "homenode.slurm-study/2", "study": study}
     (tmp_path / "study.jsonl").write_bytes(msgspec.json.encode(head) + b"\n")
     with pytest.raises(InputError, match=r"expected homenode\.slurm-study/1"):
         StudyDirectory(tmp_path).study()
@@ -153,9 +151,8 @@ def test_a_study_opens_no_path_that_its_journal_names_as_the_host(tmp_path: Path
 def test_a_host_that_contradicts_itself_is_unknown(tmp_path: Path) -> None:
     described = load_host("gh200x4")
     directory = StudyDirectory(tmp_path / "study")
-    made = directory.create(
-        replace(study(), host="gh200x4"), replace(described, cores=(), pus=described.pus[:1])
-    )
+    odd = replace(described, cores=(), pus=described.pus[:1])
+    made = directory.create(replace(study(), host="gh200x4"), odd)
     directory.close()
     assert _Hosts(tmp_path / "study", made)._read_described() is None
 

@@ -20,6 +20,7 @@ import pytest
 from homenode.measure.results.model import Origin
 from homenode.measure.results.store import load_runs
 from homenode.measure.results.vantage import Vantage
+from tests.processes import write_program
 from tests.slurm.testbed import Testbed, running, until
 from tests.torch_programs import find_python
 
@@ -41,8 +42,7 @@ def equip(testbed: Testbed) -> None:
     """Its jobs find homenode on the described node, and the stand-ins."""
     homenode = testbed.base / "homenode"
     words = shlex.join((sys.executable, str(HERE / "gpu_node_program.py")))
-    homenode.write_text(f'#!/bin/sh\nexec {words} "$@"\n')
-    homenode.chmod(0o755)
+    write_program(homenode, f'#!/bin/sh\nexec {words} "$@"\n')
     testbed.environment["STAND_IN_HOMENODE"] = str(homenode)
     testbed.environment["PATH"] = f"{HERE / 'programs'}:{os.environ['PATH']}"
 
@@ -54,16 +54,8 @@ def start(
 
     holds: a directory: jobs whose names have the name of a file in it wait before they measure.
     """
-    argv = (
-        slurm.environment["STAND_IN_HOMENODE"],
-        "slurm",
-        "study",
-        "-o",
-        str(directory),
-        "--poll",
-        "0.3",
-        *options,
-    )
+    homenode = slurm.environment["STAND_IN_HOMENODE"]
+    argv = (homenode, *"slurm study --poll 0.3 -o".split(), str(directory), *options)
     environment = {**slurm.environment, "COLUMNS": "200"}
     if holds is not None:
         environment["STAND_IN_HOLDS"] = str(holds)
@@ -90,15 +82,8 @@ def ended(
 
 
 def report(slurm: Testbed, directory: Path) -> dict[str, Any]:
-    done = subprocess.run(
-        (HOMENODE, "slurm", "report", str(directory), "--json"),
-        env=slurm.environment,
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=True,
-    )
-    found: dict[str, Any] = json.loads(done.stdout)
+    words = (HOMENODE, "slurm", "report", str(directory), "--json")
+    found: dict[str, Any] = json.loads(slurm.client(*words, timeout=300))
     return found
 
 
@@ -112,19 +97,9 @@ def schedules(slurm: Testbed) -> bool:
 
 def fill_first_socket(slurm: Testbed, node: str, until_file: str) -> None:
     """Somebody else's job on 32 of a node's CPUs, until a file is there."""
-    slurm.client(
-        "sbatch",
-        "--parsable",
-        "-p",
-        "parts",
-        "-c32",
-        "--mem=100",
-        f"--nodelist={node}",
-        "--job-name=filler",
-        "--output=/dev/null",
-        "--wrap",
-        f"until ls {until_file} 2>/dev/null; do sleep 0.3; done",
-    )
+    words = f"-p parts -c32 --mem=100 --nodelist={node} --job-name=filler --output=/dev/null"
+    waiting = f"until ls {until_file} 2>/dev/null; do sleep 0.3; done"
+    slurm.client("sbatch", *words.split(), "--wrap", waiting)
     until(lambda: "filler" in slurm.client("squeue", "-h", "-t", "R", "-o", "%j"), "the filler")
 
 
@@ -161,10 +136,9 @@ def test_a_study_of_three_nodes_runs_to_its_report(slurm: Testbed, tmp_path: Pat
     assert first["homes"] == [0, 0, 0, 0, 1, 1, 1, 1]
     queues = {answer["work"]: answer["queue"] for answer in found["recommendations"]}
     assert queues["memory-bound GPU codes"] == "exclusive"
-    own = [
-        e for one in found["comparisons"] for e in one["effects"] if e["metric"] == "app-rate:seq"
-    ]
-    assert {round(effect["value"], 6) for effect in own} == {42.0}
+    effects = [effect for one in found["comparisons"] for effect in one["effects"]]
+    own = {round(one["value"], 6) for one in effects if one["metric"] == "app-rate:seq"}
+    assert own == {42.0}
 
     runs = load_runs(directory / "results").runs
     assert len(runs) == 6
@@ -287,8 +261,7 @@ def test_python_may_be_old_or_missing(slurm: Testbed, tmp_path: Path, version: s
         (programs / "python3").symlink_to(find_python(version))
     ours = slurm.environment["STAND_IN_HOMENODE"]
     text = '#!/bin/sh\n[ "$SLURMD_NODENAME" = gpu02 ] && exec python3 -m homenode\n'
-    homenode.write_text(f'{text}exec {ours} "$@"\n')
-    homenode.chmod(0o755)
+    write_program(homenode, f'{text}exec {ours} "$@"\n')
     options = "--nodelist gpu01,gpu02 --shared 1x1 --tests gpu-compute".split()
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(slurm.environment, "PATH", f"{HERE / 'programs'}:{programs}")
@@ -332,23 +305,8 @@ def test_a_study_is_refused_by_name_where_slurm_says_no(slurm: Testbed, tmp_path
     assert "expected nodes with GPUs, found no such partition" in said
     assert "partitions with GPUs: parts, whole" in said
     directory = tmp_path / "b"
-    bad = start(
-        slurm,
-        directory,
-        *HOST,
-        "--partition-shared",
-        "parts",
-        "--account",
-        "x",
-        "--nodes",
-        "1",
-        "--minutes",
-        "100000",
-        "--shared",
-        "1x1",
-        "--patience",
-        "0.02",
-    )
+    options = "--partition-shared parts --account x --nodes 1 --minutes 100000 --shared 1x1"
+    bad = start(slurm, directory, *HOST, *options.split(), "--patience", "0.02")
     code, said = ended(bad, directory)
     assert code == 1, said
     assert "PartitionTimeLimit" in said or "time limit" in said.lower()

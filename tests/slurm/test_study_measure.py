@@ -8,6 +8,7 @@ import shlex
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from msgspec.structs import replace
@@ -21,19 +22,12 @@ from homenode.cluster.slurm.study.locality import CGROUP, VISIBLE, parse_gpus
 from homenode.cluster.slurm.study.maps import StudyMatrix, find_slow_copies
 from homenode.cluster.slurm.study.report import build_study_report
 from homenode.measure.results.model import Origin
+from tests.processes import write_program
+from tests.slurm.gpu_nodes import job_text
 
 HERE = Path(__file__).parent
 GPU_NODE = str(HERE / "gpu-node.toml")
-JOB = """\
-JobId=5 JobName=hn-x
-   UserId=ada(1000) GroupId=ada(1000) MCS_label=N/A
-   JobState=RUNNING Reason=None Dependency=(null)
-   SubmitTime=2026-01-01T10:00:00 EligibleTime=2026-01-01T10:00:00
-   StartTime=2026-01-01T10:00:07 EndTime=2026-01-01T12:00:00 Deadline=N/A
-   NodeList=n1
-     Nodes=n1 CPU_IDs=32-35 Mem=100 GRES=gpu:h100:2(IDX:3-4)
-   MinCPUsNode=4 MinMemoryNode=100M MinTmpDiskNode=0
-"""
+JOB = job_text(5, "10:00:00", "10:00:07", "CPU_IDs=32-35 Mem=100 GRES=gpu:h100:2(IDX:3-4)")
 ALONE = Experiment(
     "shared-2gpu-n1-alone-r1", NodeSharing.ALONE, ("n1",), "parts", 2, cpus=4, block=3
 )
@@ -42,13 +36,6 @@ TOGETHER = replace(ALONE, id="shared-2gpu-n1-together-r1", mode=NodeSharing.TOGE
 
 
 NOTHING = "#!/bin/sh\n"
-
-
-def program(directory: Path, name: str, text: str) -> Path:
-    directory.mkdir(exist_ok=True)
-    (directory / name).write_text(text)
-    (directory / name).chmod(0o755)
-    return directory / name
 
 
 def run_job(
@@ -62,10 +49,11 @@ def run_job(
     directory = tmp_path / "study"
     directory.mkdir(exist_ok=True)
     tools = tmp_path / "bin"
-    program(tools, "scontrol", f"#!/bin/bash\ncat <<X\n{JOB}X\n")
-    program(tools, "squeue", "#!/bin/bash\necho 5; echo 9\n")
+    write_program(tools / "scontrol", f"#!/bin/bash\ncat <<X\n{JOB}X\n")
+    write_program(tools / "squeue", "#!/bin/bash\necho 5; echo 9\n")
     words = shlex.join((sys.executable, str(HERE / "gpu_node_program.py")))
-    homenode = program(tools, "homenode", program_text or f'#!/bin/sh\nexec {words} "$@"\n')
+    homenode = tools / "homenode"
+    write_program(homenode, program_text or f'#!/bin/sh\nexec {words} "$@"\n')
     environment = {
         "PATH": f"{tools}:{HERE / 'programs'}:{os.environ['PATH']}",
         "SLURM_JOB_ID": "5",
@@ -87,16 +75,10 @@ def a_study(options: StudyOptions, *experiments: Experiment) -> Study:
 
 
 def test_a_job_leaves_an_ordinary_run_with_raw_output_and_time(tmp_path: Path) -> None:
-    options = StudyOptions(
-        tests=(),
-        app=("sh", "-c", "echo speed $OMP_NUM_THREADS"),
-        metric="speed ([0-9]+)",
-        app_directory=str(tmp_path),
-    )
+    app, given = ("sh", "-c", "echo speed $OMP_NUM_THREADS"), {"OMP_NUM_THREADS": "7"}
+    options = StudyOptions(tests=(), app=app, metric="speed ([0-9]+)", app_directory=str(tmp_path))
     for one in (ALONE, BOUND):
-        code, files = run_job(
-            tmp_path, one, options, CUDA_VISIBLE_DEVICES="3,4", OMP_NUM_THREADS="7"
-        )
+        code, files = run_job(tmp_path, one, options, CUDA_VISIBLE_DEVICES="3,4", **given)
         assert code == 0, files
         assert {"done", "ended", "exit", "job.txt", "bench.txt"} <= set(files)
     found = read_study(tmp_path / "study", a_study(options, ALONE, BOUND))
@@ -110,11 +92,8 @@ def test_a_job_leaves_an_ordinary_run_with_raw_output_and_time(tmp_path: Path) -
     assert len(list((directory / "raw").iterdir())) == 3
     assert {s.value for s in bound.samples if s.metric == "app-rate:sh"} == {7.0}
     # Of GPUs 3 and 4 the second is on node 1.
-    rates = {
-        str(s.device): s.value / 1e9
-        for s in bound.samples
-        if s.metric == "h2d-bandwidth" and s.variant is None
-    }
+    copies = [s for s in bound.samples if (s.metric, s.variant) == ("h2d-bandwidth", None)]
+    rates = {str(copy.device): copy.value / 1e9 for copy in copies}
     assert rates == {"0000:14:00.0": 34.1, "0000:81:00.0": 55.3}
     assert (alone.record.queue_wait_s, alone.record.other_jobs) == (7.0, 1)
     # CPU ids 32-35 are the first cores of socket 1, and GPU 3 is on socket 0.
@@ -210,14 +189,8 @@ def test_jobs_wait_for_each_other_before_they_measure(
     meeting.mkdir(parents=True)
     for other in others:
         (meeting / str(other)).touch()
-    _, files = run_job(
-        tmp_path,
-        TOGETHER,
-        StudyOptions(tests=()),
-        NOTHING,
-        meet_seconds="1",
-        SLURM_RESTART_COUNT=restart,
-    )
+    given = {"meet_seconds": "1", "SLURM_RESTART_COUNT": restart}
+    _, files = run_job(tmp_path, TOGETHER, StudyOptions(tests=()), NOTHING, **given)
     assert files["met"] == expected
     # One that comes later does not count one that went on without it.
     left = meeting.with_name(f"meeting-5.{restart}")
@@ -225,18 +198,9 @@ def test_jobs_wait_for_each_other_before_they_measure(
 
 
 def on_nodes(figures: dict[str, list[float]]) -> list[StudyMatrix]:
-    return [
-        StudyMatrix(
-            node=node,
-            metric="h2d-bandwidth",
-            rows=(0,),
-            columns=("a", "b", "c", "d"),
-            cells=(tuple(of),),
-            homes=(0,) * 4,
-            homes_measured=False,
-        )
-        for node, of in figures.items()
-    ]
+    shape: dict[str, Any] = {"rows": (0,), "columns": tuple("abcd"), "homes": (0,) * 4}
+    shape |= {"metric": "h2d-bandwidth", "homes_measured": False}
+    return [StudyMatrix(node=n, cells=(tuple(of),), **shape) for n, of in figures.items()]
 
 
 def test_slow_nodes_are_named_with_their_slowest_place() -> None:

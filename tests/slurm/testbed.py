@@ -178,15 +178,12 @@ class Testbed:
         host = socket.gethostname().partition(".")[0]
         names = ",".join(NODES)
         controller, *ports = free_ports(1 + len(NODES))
-        nodes = "\n".join(
-            _NODE.format(name=name, host=host, port=port)
-            for name, port in zip(NODES, ports, strict=True)
-        )
+        named = zip(NODES, ports, strict=True)
+        nodes = "\n".join(_NODE.format(name=name, host=host, port=port) for name, port in named)
+        known = {"host": host, "base": self.base, "nodes": nodes, "names": names}
         texts = {
-            "slurm.conf": _CONF.format(
-                host=host, base=self.base, port=controller, nodes=nodes, names=names
-            ),
-            "gres.conf": _GRES.format(names=names, base=self.base),
+            "slurm.conf": _CONF.format(port=controller, **known),
+            "gres.conf": _GRES.format(**known),
             "cgroup.conf": "CgroupPlugin=cgroup/v1\n",
         }
         for name, text in texts.items():
@@ -200,18 +197,10 @@ class Testbed:
         # munged trusts no directory that others may write to, and its clients must reach the
         # socket.
         base.chmod(0o755)
-        self._processes.append(
-            self._daemon(
-                "munged",
-                "--foreground",
-                "--force",
-                f"--key-file={key}",
-                f"--socket={base}/socket",
-                f"--pid-file={base}/munged.pid",
-                f"--seed-file={base}/seed",
-                f"--log-file={base}/munged.log",
-            )
-        )
+        files = f"--key-file={key} --socket={base}/socket --pid-file={base}/munged.pid"
+        files += f" --seed-file={base}/seed --log-file={base}/munged.log"
+        munged = self._daemon("munged", "--foreground", "--force", *files.split())
+        self._processes.append(munged)
         until(lambda: (base / "socket").exists(), "munged")
 
     def _until_idle(self) -> None:

@@ -26,6 +26,7 @@ from homenode.vm.plan import Plan, vm_as_it_runs
 from homenode.vm.plan_options import PlanOptions
 from homenode.vm.sources import load_host
 from tests.nccl_documents import check_bus_numbers
+from tests.processes import write_program
 from tests.verify_documents import DEVICES, PLAIN, changed, swapped, tuned
 from tests.verify_guests import guest_files
 
@@ -65,22 +66,16 @@ def documents() -> dict[str, tuple[bytes, Plan]]:
     """What is booted, by name, each with the plan that it should match."""
     right = tuned("pin-numa-pci")
     siblings, missing = with_siblings(), with_missing_apic_ids()
+    moved = swapped(right.document, "bus='0x03' slot", "bus='0x04' slot")
+    wrong = ("<sibling id='1' value='20'/>", "<sibling id='1' value='42'/>")
+    flat = changed(siblings.document, ("cores='2' threads='2'", "cores='4' threads='1'"))
     return {
         **{layout: (tuned(layout).document, tuned(layout).plan) for layout in GOOD},
-        "devices moved and a distance wrong": (
-            changed(
-                swapped(right.document, "bus='0x03' slot", "bus='0x04' slot"),
-                ("<sibling id='1' value='20'/>", "<sibling id='1' value='42'/>"),
-            ),
-            right.plan,
-        ),
+        "devices moved and a distance wrong": (changed(moved, wrong), right.plan),
         "cells swapped": (swapped(right.document, "cpus='0,1'", "cpus='2,3'"), right.plan),
         "APIC ids missing": (missing.document, missing.plan),
         "siblings": (siblings.document, siblings.plan),
-        "siblings missing": (
-            changed(siblings.document, ("cores='2' threads='2'", "cores='4' threads='1'")),
-            siblings.plan,
-        ),
+        "siblings missing": (flat, siblings.plan),
     }
 
 
@@ -233,9 +228,7 @@ exec sleep 60
 def test_a_refusal_is_named_without_an_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     files = guest_files(fake_qemu=True)
     can_use_kvm(files.kernel, pack_initramfs(files.busybox))  # kept: the program below is not asked
-    program = tmp_path / "qemu-system-x86_64"
-    program.write_text(ENDLESS)
-    program.chmod(0o755)
+    write_program(tmp_path / "qemu-system-x86_64", ENDLESS)
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     monkeypatch.setattr("homenode.check.verify.boot.stand_in.MAX_TOGETHER", 2)
     document = open_domain(tuned("pin-numa-pci").document, "vm.xml")
@@ -250,9 +243,8 @@ def test_endless_libvirt_leaves_it_to_qemu(tmp_path: Path, monkeypatch: pytest.M
     """Its virsh takes everything, offers no KVM, and its guests run for ever."""
     if shutil.which("qemu-system-x86_64") is None:
         pytest.skip("no qemu-system-x86_64 here")
-    virsh = tmp_path / "virsh"
-    virsh.write_text('#!/bin/sh\ncase "$*" in *domcapabilities*) exit 1 ;; esac\n')
-    virsh.chmod(0o755)
+    text = '#!/bin/sh\ncase "$*" in *domcapabilities*) exit 1 ;; esac\n'
+    write_program(tmp_path / "virsh", text)
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     document = open_domain(tuned("default").document, "vm.xml")
     options = BootOptions(connect="qemu:///system", timeout_s=300, libvirt_timeout_s=1)
@@ -260,9 +252,8 @@ def test_endless_libvirt_leaves_it_to_qemu(tmp_path: Path, monkeypatch: pytest.M
     assert outcome.guest is not None and outcome.how.startswith("QEMU without libvirt")
     (finding,) = outcome.findings
     assert finding.id == "libvirt-could-not-start" and "power off within 1 s" in finding.observed
-    expected = build_expectation(
-        vm_as_it_runs(tuned("default").plan, build_vm(document)), document=build_vm(document)
-    )
+    facts = build_vm(document)
+    expected = build_expectation(vm_as_it_runs(tuned("default").plan, facts), document=facts)
     seen = compare_test_guest(expected, outcome.stand_in, outcome.guest)
     assert node_of_device(seen) == dict.fromkeys(DEVICES, "numa_node -1") and not named(seen)
 

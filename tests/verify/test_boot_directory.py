@@ -11,6 +11,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -27,6 +28,7 @@ from homenode.check.verify.boot.stand_in_boot import BootOptions, boot_stand_in
 from homenode.errors import HostError
 from homenode.safe.trusted_path import allow_user, create_private_directory, find_other_writer
 from homenode.vm.domain.read import build_vm, open_domain
+from tests.processes import write_program
 from tests.verify_documents import tuned
 from tests.verify_guests import guest_files
 
@@ -133,12 +135,7 @@ def test_a_directory_that_qemu_may_enter_is_closed_to_everybody_else(place: Path
             os.chown(said.path, QEMU, -1)  # as libvirt does
             written = as_user(QEMU, 'cat "$1/kernel" && echo booted >>"$1/report"', str(directory))
             assert (written.stdout, written.returncode) == ("kernel", 0), written.stderr
-            for nothing in (
-                'ls "$1"',
-                'echo x >"$1/new"',
-                'mv "$1/report" "$1/r"',
-                'rm "$1/kernel"',
-            ):
+            for nothing in ('ls "$1"', 'echo x >"$1/n"', 'mv "$1/report" "$1/r"', 'rm "$1/kernel"'):
                 assert as_user(QEMU, nothing, str(directory)).returncode, nothing
             for attack in (
                 'cat "$1/report"',
@@ -168,17 +165,11 @@ def test_a_directory_that_qemu_may_enter_is_closed_to_everybody_else(place: Path
 )
 def test_no_boot_where_others_replace_us(place: Path, change: Callable[[Path], None]) -> None:
     change(place)
-    with (
-        pytest.raises(HostError, match="other users can replace files") as raised,
-        boot_directory(),
-    ):
-        pytest.fail("it was made")
-    assert "TMPDIR" in str(raised.value.hint)
-    with (
-        pytest.raises(HostError, match="other users can replace files"),
-        create_private_directory("x", place),
-    ):
-        pytest.fail("it was made")
+    makers = (boot_directory, partial(create_private_directory, "x", place))
+    for make in makers:
+        with pytest.raises(HostError, match="other users can replace files") as raised, make():
+            pytest.fail("it was made")
+        assert "TMPDIR" in str(raised.value.hint)
 
 
 @pytest.mark.root
@@ -245,8 +236,7 @@ def test_where_libvirts_qemu_cannot_be_let_in_alone_qemu_is_started_directly(
     """As on a file system without access control lists."""
     guest_files(fake_qemu=True)
     for name, text in (("qemu-system-x86_64", _REFUSES), ("virsh", _VIRSH)):
-        (tmp_path / name).write_text(text)
-        (tmp_path / name).chmod(0o755)
+        write_program(tmp_path / name, text)
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
 
     def unsupported(*_: object) -> None:
@@ -336,6 +326,16 @@ def test_an_attacker_at_every_moment_of_making_a_directory_gets_nothing(place: P
     assert won == ["nothing"]
 
 
+def verified(directory: Path, connect: str, temporary: Path) -> subprocess.CompletedProcess[str]:
+    """The boot of a sound document, with that directory for temporary files."""
+    document = directory / "vm.xml"
+    document.write_bytes(tuned("pin-numa-pci").document)
+    command = "from homenode.cli.main import main; main()"
+    words = ("verify", str(document), "--host", "small-2n8c-2gpu", "--boot", "--connect", connect)
+    argv, environment = [sys.executable, "-c", command, *words], os.environ | {"TMPDIR": temporary}
+    return subprocess.run(argv, env=environment, capture_output=True, text=True, timeout=600)
+
+
 @pytest.mark.nightly
 @pytest.mark.root
 @pytest.mark.qemu
@@ -348,19 +348,8 @@ def test_other_users_change_no_verdict_of_a_boot(place: Path, tmp_path: Path) ->
     uri = find_uri(os.environ.get("HOMENODE_LIBVIRT_URI"))
     if uri is None:
         pytest.skip("no libvirtd answers at qemu:///system")
-    document = tmp_path / "vm.xml"
-    document.write_bytes(tuned("pin-numa-pci").document)
-    command = "from homenode.cli.main import main; main()"
-    words = ("verify", str(document), "--host", "small-2n8c-2gpu", "--boot", "--connect", uri)
     with attacked(place) as won:
-        done = subprocess.run(
-            [sys.executable, "-c", command, *words],
-            env={**os.environ, "TMPDIR": str(place)},
-            capture_output=True,
-            text=True,
-            check=False,
-            timeout=600,
-        )
+        done = verified(tmp_path, uri, place)
     assert won == ["nothing"]
     assert done.returncode == 0, done.stdout + done.stderr
 
@@ -372,17 +361,6 @@ def test_a_boot_in_a_directory_of_another_user_is_not_known(tmp_path: Path) -> N
     shared = tmp_path / "shared"
     shared.mkdir()
     shared.chmod(0o777)
-    document = tmp_path / "vm.xml"
-    document.write_bytes(tuned("pin-numa-pci").document)
-    command = "from homenode.cli.main import main; main()"
-    words = ("verify", str(document), "--host", "small-2n8c-2gpu", "--boot", "--connect", "none")
-    done = subprocess.run(
-        [sys.executable, "-c", command, *words],
-        env={**os.environ, "TMPDIR": str(shared)},
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=300,
-    )
+    done = verified(tmp_path, "none", shared)
     assert done.returncode == 3, done.stdout + done.stderr
     assert "other users can replace files" in done.stderr and "TMPDIR=" in done.stderr

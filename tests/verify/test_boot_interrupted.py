@@ -12,7 +12,7 @@ import pytest
 
 from homenode.check.verify.boot.boot_directory import end_abandoned
 from homenode.safe.record_directory import RecordDirectory
-from tests.processes import wait_for
+from tests.processes import wait_for, wait_for_end, write_program
 from tests.verify_documents import tuned
 from tests.verify_guests import guest_files
 
@@ -44,13 +44,6 @@ def names(process: int) -> dict[int, str]:
     return found
 
 
-def has_ended(process: int) -> bool:
-    try:
-        return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
-    except OSError:
-        return True
-
-
 @pytest.mark.qemu
 @pytest.mark.parametrize("kill", [signal.SIGTERM, signal.SIGKILL])
 def test_a_kill_ends_the_stand_in_too(tmp_path: Path, kill: signal.Signals) -> None:
@@ -80,7 +73,7 @@ def test_a_kill_ends_the_stand_in_too(tmp_path: Path, kill: signal.Signals) -> N
         guest = guests()[0]
         homenode.send_signal(kill)
         _, said = homenode.communicate(timeout=120)
-    wait_for(lambda: has_ended(guest))
+    wait_for_end(guest)
     left = list(scratch.glob("homenode-boot-*"))
     if kill == signal.SIGTERM:
         assert homenode.returncode == 130 and not left, said
@@ -94,8 +87,7 @@ def test_a_kill_ends_the_stand_in_too(tmp_path: Path, kill: signal.Signals) -> N
 def test_the_next_boot_ends_the_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     log = tmp_path / "log"
     virsh = tmp_path / "virsh"
-    virsh.write_text(TELLING.format(log=log))
-    virsh.chmod(0o755)
+    write_program(virsh, TELLING.format(log=log))
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
     scratch = tmp_path / "scratch"
     left, running, fresh = (scratch / f"homenode-boot-{name}" for name in ("left", "runs", "new"))

@@ -7,7 +7,6 @@ the leaves are then those of a guest under KVM.
 import re
 import subprocess
 from dataclasses import dataclass
-from itertools import chain
 from pathlib import Path
 
 import pytest
@@ -69,15 +68,10 @@ def booted(made: Plan, model: str, online: int, directory: Path) -> Seen:
     files = guest_files()
     (directory / "initramfs").write_bytes(pack_initramfs(files.busybox, INIT))
     smp = format_smp(made).removeprefix(f"{made.vm.vcpus},")
-    cells = (
-        (
-            "-object",
-            f"memory-backend-ram,id=m{cell.id},size=128M",
-            "-numa",
-            _node(cell.id, cell.vcpus),
-        )
-        for cell in made.cells
-    )
+    cells = []
+    for cell in made.cells:
+        cells += ["-object", f"memory-backend-ram,id=m{cell.id},size=128M"]
+        cells += ["-numa", _node(cell.id, cell.vcpus)]
     done = subprocess.run(
         [
             "qemu-system-x86_64",
@@ -85,7 +79,7 @@ def booted(made: Plan, model: str, online: int, directory: Path) -> Seen:
             *("-cpu", format_cpu(replace(made, aperture=None), model)),
             *("-smp", f"{online},maxcpus={made.vm.vcpus},{smp}"),
             *("-m", f"{128 * len(made.cells)}M"),
-            *chain.from_iterable(cells),
+            *cells,
             *("-nodefaults", "-display", "none", "-serial", "stdio", "-no-reboot"),
             *("-kernel", str(files.kernel), "-initrd", str(directory / "initramfs")),
             *("-append", build_kernel_command(made.vm.vcpus, kvm=False)),
@@ -140,34 +134,19 @@ def sub_numa(vendor: str) -> Host:
     return structs.replace(host, llcs=(both,), pus=pus)
 
 
+SHOWN, HIDDEN = GuestCache.EMULATED, GuestCache.DISABLED
 CASES = {
-    "two-llcs-a-cell-amd": (even_host(2, 1, 2, 3, 1, vendor=AMD), wish(8), GuestCache.EMULATED),
-    "two-llcs-a-cell-intel": (even_host(2, 1, 2, 3, 1, vendor=INTEL), wish(8), GuestCache.EMULATED),
-    "3-and-2-amd": (even_host(1, 1, 2, 3, 1, vendor=AMD), wish(5), GuestCache.DISABLED),
-    "3-and-2-intel": (even_host(1, 1, 2, 3, 1, vendor=INTEL), wish(5), GuestCache.DISABLED),
-    "siblings-amd": (
-        even_host(1, 1, 2, 3, 2, vendor=AMD),
-        wish(4, "pin-numa-smt"),
-        GuestCache.EMULATED,
-    ),
-    "one-llc-of-two-cells-intel": (sub_numa(INTEL), wish(6), GuestCache.EMULATED),
-    "one-llc-of-two-cells-amd": (sub_numa(AMD), wish(6), GuestCache.DISABLED),
+    "two-llcs-a-cell-amd": (even_host(2, 1, 2, 3, 1, vendor=AMD), wish(8), SHOWN),
+    "two-llcs-a-cell-intel": (even_host(2, 1, 2, 3, 1, vendor=INTEL), wish(8), SHOWN),
+    "3-and-2-amd": (even_host(1, 1, 2, 3, 1, vendor=AMD), wish(5), HIDDEN),
+    "3-and-2-intel": (even_host(1, 1, 2, 3, 1, vendor=INTEL), wish(5), HIDDEN),
+    "siblings-amd": (even_host(1, 1, 2, 3, 2, vendor=AMD), wish(4, "pin-numa-smt"), SHOWN),
+    "one-llc-of-two-cells-intel": (sub_numa(INTEL), wish(6), SHOWN),
+    "one-llc-of-two-cells-amd": (sub_numa(AMD), wish(6), HIDDEN),
     # Of vCPUs that are offline at the start: the cells take turns.
-    "an-llc-at-a-time-amd": (
-        even_host(2, 1, 2, 3, 1, vendor=AMD),
-        wish(8, online=4),
-        GuestCache.EMULATED,
-    ),
-    "half-an-llc-at-a-time-amd": (
-        even_host(2, 1, 1, 5, 1, vendor=AMD),
-        wish(8, online=4),
-        GuestCache.DISABLED,
-    ),
-    "cells-in-one-socket-intel": (
-        even_host(2, 1, 1, 9, 1, vendor=INTEL),
-        wish(16, online=6),
-        GuestCache.DISABLED,
-    ),
+    "an-llc-at-a-time-amd": (even_host(2, 1, 2, 3, 1, vendor=AMD), wish(8, online=4), SHOWN),
+    "half-an-llc-at-a-time-amd": (even_host(2, 1, 1, 5, 1, vendor=AMD), wish(8, online=4), HIDDEN),
+    "one-socket-intel": (even_host(2, 1, 1, 9, 1, vendor=INTEL), wish(16, online=6), HIDDEN),
 }
 
 
@@ -175,13 +154,10 @@ LAB = {"two-llcs-a-cell-intel", "3-and-2-amd", "3-and-2-intel", "half-an-llc-at-
 """Cases of a vendor and a cache that another case boots with."""
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        pytest.param(name, marks=pytest.mark.lab if name in LAB else pytest.mark.nightly)
-        for name in CASES
-    ],
-)
+MARKS = {name: pytest.mark.lab if name in LAB else pytest.mark.nightly for name in CASES}
+
+
+@pytest.mark.parametrize("name", [pytest.param(name, marks=MARKS[name]) for name in CASES])
 def test_a_guest_sees_its_pins_caches_and_a_cpu_per_cell(name: str, tmp_path: Path) -> None:
     host, request, cache = CASES[name]
     made = plan(host, request)
@@ -200,15 +176,10 @@ def test_a_guest_sees_its_pins_caches_and_a_cpu_per_cell(name: str, tmp_path: Pa
 def test_with_topoext_amd_has_an_l3_that_was_switched_off(tmp_path: Path) -> None:
     host, request, _ = CASES["3-and-2-amd"]
     made = plan(host, request)
-    assert (
-        made.vm.topoext is False
-        and made.vm.cpu_topology is not None
-        and made.vm.cpu_cache is not None
-    )
+    cache, topology = made.vm.cpu_cache, made.vm.cpu_topology
+    assert made.vm.topoext is False and topology is not None and cache is not None
     seen = booted(with_vm(made, topoext=True), MODELS[AMD], 5, tmp_path)
-    told = guest_l3_groups(
-        made.vm.cpu_cache, made.vm.cpu_topology, guest_cpu(host, request.guest, topoext=True)
-    )
+    told = guest_l3_groups(cache, topology, guest_cpu(host, request.guest, topoext=True))
     assert told is not None and seen.l3 == set(told) == {CpuSet(range(5))}
 
 

@@ -124,18 +124,13 @@ def test_new_groups_hold_nothing_back(shown: dict[str, dict[str, str]], tmp_path
 
 def test_each_limit_is_named(shown: dict[str, dict[str, str]], tmp_path: Path) -> None:
     device = shown["changed"][f"sys/fs/cgroup{VM}/io.max"].split()[0]
-    own = f"cgroup {VM}"
+    own, limit = f"cgroup {VM}", f"{device} rbps=1048576 wbps=max riops=max wiops=120"
     assert shown["changed"]["task/1"].endswith("Cpus_allowed_list:\t0\n")
-    assert sorted(findings(shown["changed"], tmp_path)) == sorted(
-        [
-            ("live-quota", "vCPU 0", f"20% of a CPU, by {own}/libvirt/vcpu0"),
-            ("live-memory-limit", "vm", f"64 MiB, by memory.high of {own}"),
-            ("live-shares", "vm", f"50, by cpu.weight of {own}"),
-            ("live-scheduler", "vm", f"cpu.idle of {own}/libvirt/vcpu1"),
-            (
-                "live-io-limit",
-                "vm",
-                f"{device} rbps=1048576 wbps=max riops=max wiops=120, by io.max of {own}",
-            ),
-        ]
-    )
+    named = [
+        ("live-quota", "vCPU 0", f"20% of a CPU, by {own}/libvirt/vcpu0"),
+        ("live-memory-limit", "vm", f"64 MiB, by memory.high of {own}"),
+        ("live-shares", "vm", f"50, by cpu.weight of {own}"),
+        ("live-scheduler", "vm", f"cpu.idle of {own}/libvirt/vcpu1"),
+        ("live-io-limit", "vm", f"{limit}, by io.max of {own}"),
+    ]
+    assert sorted(findings(shown["changed"], tmp_path)) == sorted(named)

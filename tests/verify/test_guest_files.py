@@ -9,6 +9,7 @@ import pytest
 from homenode.check.verify.boot import guest_files
 from homenode.check.verify.boot.guest_files import find_guest_files
 from homenode.errors import HostError
+from tests.processes import write_program
 
 DEPENDS = "linux-image-cloud-amd64\n  Depends: linux-image-6.1.0-1-cloud-amd64\n"
 
@@ -27,10 +28,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         "dpkg-deb": f'find {tmp_path}/homenode/guest/vmlinuz -type f >{tmp_path}/seen; cat "$2"',
     }
     for name, body in programs.items():
-        program = tmp_path / "bin" / name
-        program.parent.mkdir(exist_ok=True)
-        program.write_text(f"#!/bin/sh\n{body}\n")
-        program.chmod(0o755)
+        write_program(tmp_path / "bin" / name, f"#!/bin/sh\n{body}\n")
     monkeypatch.setenv("PATH", f"{tmp_path}/bin:{os.environ['PATH']}")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setattr(guest_files, "_find_kernel", lambda: None)

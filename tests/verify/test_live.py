@@ -57,14 +57,8 @@ EXPECTED = Vm(
     emulator_pus=pus("0"),
     iothread_pins=((1, pus("3")),),
     cells=tuple(
-        VmCell(
-            id=cell,
-            vcpus=pus(vcpus),
-            memory_bytes=256 * MIB,
-            nodes=pus(str(cell)),
-            mode="strict",
-        )
-        for cell, vcpus in enumerate(("0-1", "2-3"))
+        VmCell(id=n, vcpus=pus(vcpus), memory_bytes=256 * MIB, nodes=pus(str(n)), mode="strict")
+        for n, vcpus in enumerate(("0-1", "2-3"))
     ),
     hostdevs=(GuestHostdev(GPU, None, host_node=NodeIndex(1)),),
 )
@@ -155,9 +149,8 @@ def test_swapped_cells_are_found_by_what_qemu_was_asked_for(tree: ProcTree) -> N
 def test_preferred_memory_may_spill(tree: ProcTree) -> None:
     cells = tuple(structs.replace(cell, mode="preferred") for cell in EXPECTED.cells)
     tree.memory((PAGES[0], (256, "prefer:1 anon=65536 N0=1 N1=65535 kernelpagesize_kB=4")))
-    assert [f.severity for f in judged(tree, structs.replace(EXPECTED, cells=cells)).findings] == [
-        Severity.WARNING
-    ]
+    (finding,) = judged(tree, structs.replace(EXPECTED, cells=cells)).findings
+    assert finding.severity is Severity.WARNING
 
 
 def test_memory_that_nothing_has_touched_is_no_fault(tree: ProcTree) -> None:
@@ -187,12 +180,8 @@ def test_huge_pages_must_be_used_and_be_of_the_size(tree: ProcTree) -> None:
 def test_hugepage_files_tell_their_cells_whatever_the_order(tree: ProcTree) -> None:
     file = r"file=/dev/hugepages/x/qemu_back_mem._objects_ram-node{}.x huge dirty=128 N{}=128"
     tree.qemu(THREADS, ((256, ""), (256, "")))
-    tree.memory(
-        (
-            (256, f"default {file.format(1, 0)} kernelpagesize_kB=2048"),
-            (256, f"default {file.format(0, 1)} kernelpagesize_kB=2048"),
-        )
-    )
+    places = (file.format(1, 0), file.format(0, 1))
+    tree.memory(tuple((256, f"default {place} kernelpagesize_kB=2048") for place in places))
     assert [f.subject for f in judged(tree).findings] == ["memory of cell 0", "memory of cell 1"]
 
 
@@ -244,9 +233,8 @@ def test_a_process_of_another_root_is_judged_whatever_our_own_number_is(tree: Pr
 
 
 def test_another_vm_on_a_core_of_this_one_is_critical_also_as_a_sibling(tree: ProcTree) -> None:
-    tree.qemu(
-        {"CPU 0/KVM": "9", "CPU 1/KVM": "12"}, ((256, "0"),), pid=90, uuid="other", name="other,,vm"
-    )
+    threads = {"CPU 0/KVM": "9", "CPU 1/KVM": "12"}
+    tree.qemu(threads, ((256, "0"),), pid=90, uuid="other", name="other,,vm")
     (finding,) = judged(tree).findings
     assert (finding.id, finding.subject) == ("live-shared-core", "domain 'other,vm' (process 90)")
     assert "CPU 9" in finding.observed
@@ -318,15 +306,8 @@ def test_every_policy_that_the_kernel_prints_is_read() -> None:
         r"7f60 default file=/a\040b\040(deleted) mapped=3 mapmax=2 N0=3 kernelpagesize_kB=4"
     )
     found = parse_numa_maps(lines)
-    assert [policy.mode for policy in found] == [
-        "default",
-        "bind",
-        "prefer (many)",
-        "local",
-        "weighted interleave",
-        "interleave",
-        "default",
-    ]
+    modes = "default,bind,prefer (many),local,weighted interleave,interleave,default"
+    assert [policy.mode for policy in found] == modes.split(",")
     assert [str(policy.nodes) for policy in found][:3] == ["", "0-1", "0,2"]
     assert found[2].pages_by_node == ((2, 4),)
     assert found[6].file == "/a b (deleted)"

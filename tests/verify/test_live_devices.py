@@ -27,13 +27,9 @@ def tree(tmp_path: Path) -> ProcTree:
     return tree
 
 
+SIZE, NODE = 128 * MIB, pus("1")
 DIMM = MemoryDevice(
-    alias="dimm0",
-    cell=1,
-    size_bytes=128 * MIB,
-    plugged_bytes=128 * MIB,
-    nodes=pus("1"),
-    mode="strict",
+    alias="dimm0", cell=1, size_bytes=SIZE, plugged_bytes=SIZE, nodes=NODE, mode="strict"
 )
 
 
@@ -230,22 +226,16 @@ def test_a_running_vm_that_the_kernel_holds_back_is_named(
     assert [(one.id, one.subject, one.observed) for one in found] == named
 
 
+IO_MAX = "254:0 rbps=1048576 wbps=max riops=max wiops=max"
+
+
 @pytest.mark.parametrize(
     ("file", "text", "named"),
     [
         ("memory.high", "67108864", [("live-memory-limit", "64 MiB, by memory.high of cgroup {}")]),
         ("memory.max", "134217728", []),
         ("memory.max", "max", []),
-        (
-            "io.max",
-            "254:0 rbps=1048576 wbps=max riops=max wiops=max",
-            [
-                (
-                    "live-io-limit",
-                    "254:0 rbps=1048576 wbps=max riops=max wiops=max, by io.max of cgroup {}",
-                )
-            ],
-        ),
+        ("io.max", IO_MAX, [("live-io-limit", f"{IO_MAX}, by io.max of cgroup {{}}")]),
         ("io.weight", "default 50", [("live-shares", "50, by io.weight of cgroup {}")]),
         ("cpu.weight", "100", []),
         ("cpu.weight", "1", [("live-shares", "1, by cpu.weight of cgroup {}")]),

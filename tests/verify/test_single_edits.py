@@ -87,19 +87,9 @@ NOT_IN_THE_DOCUMENT = (
     | {
         f"vm.{name}": "a plan does not say it"
         for name in (
-            "uuid",
-            "launch_security",
-            "physical_address_bits",
-            "max_memory_bytes",
-            "hard_limit_bytes",
-            "memory_access_shared",
-            "bound_nodes",
-            "has_dimms",
-            "addresses",
-            "pcihole64_bytes",
-            "has_acpi",
-            "iommu_model",
-            "has_qemu_commandline",
+            *"uuid launch_security physical_address_bits max_memory_bytes hard_limit_bytes".split(),
+            *"memory_access_shared bound_nodes has_dimms addresses pcihole64_bytes".split(),
+            *"has_acpi iommu_model has_qemu_commandline".split(),
         )
     }
     | {
@@ -271,46 +261,36 @@ def test_other_spellings_of_the_same_are_nothing_wrong(before: str, after: str) 
     assert not validate(document)[0]
 
 
+TB_CACHE = "<tcg><tb-cache unit='{}'>{}</tb-cache></tcg>"
+SMM = "<smm state='on'><tseg unit='KiB'>49152</tseg></smm>"
+HYPERV = "<hyperv{}><vapic state='on'/></hyperv>"
+CACHE = "<cachetune vcpus='{}'><cache id='0' level='3' type='both' size='{}/></cachetune>"
+
+
 @pytest.mark.parametrize(
     ("place", "written", "printed"),
     [
-        (
-            "</features>",
-            "<pvspinlock/><vmcoreinfo/>",
-            "<pvspinlock state='on'/><vmcoreinfo state='on'/>",
-        ),
-        ("</features>", "<ioapic/><tcg/>", ""),
-        (
-            "</features>",
-            "<tcg><tb-cache unit='MiB'>8</tb-cache></tcg>",
-            "<tcg><tb-cache unit='KiB'>8192</tb-cache></tcg>",
-        ),
-        (
-            "</features>",
-            "<smm><tseg>48</tseg></smm>",
-            "<smm state='on'><tseg unit='KiB'>49152</tseg></smm>",
-        ),
-        (
-            "</features>",
-            "<hyperv><vapic state='on'/></hyperv>",
-            "<hyperv mode='custom'><vapic state='on'/></hyperv>",
-        ),
-        ("</cpu>", "<feature name='x2apic'/>", "<feature policy='require' name='x2apic'/>"),
-        (
-            "</cputune>",
-            "<cachetune vcpus='0,1'><cache id='0' level='3' type='both' size='3072'/></cachetune>",
-            "<cachetune vcpus='0-1'><cache id='0' level='3' type='both' size='3' unit='MiB'/>"
-            "</cachetune>",
-        ),
+        ("features", "<pvspinlock/>", "<pvspinlock state='on'/>"),
+        ("features", "<vmcoreinfo/>", "<vmcoreinfo state='on'/>"),
+        ("features", "<ioapic/><tcg/>", ""),
+        ("features", TB_CACHE.format("MiB", 8), TB_CACHE.format("KiB", 8192)),
+        ("features", "<smm><tseg>48</tseg></smm>", SMM),
+        ("features", HYPERV.format(""), HYPERV.format(" mode='custom'")),
+        ("cpu", "<feature name='x2apic'/>", "<feature policy='require' name='x2apic'/>"),
+        ("cputune", CACHE.format("0,1", "3072'"), CACHE.format("0-1", "3' unit='MiB'")),
     ],
 )
 def test_settings_are_the_same_as_libvirt_prints(place: str, written: str, printed: str) -> None:
-    document = users_vm("2 GPUs").document
+    document, end = users_vm("2 GPUs").document, f"</{place}>"
     one, other = (
-        read_kept(open_domain(changed(document, (place, text + place)), "vm.xml"))
+        read_kept(open_domain(changed(document, (end, text + end)), "vm.xml"))
         for text in (written, printed)
     )
     assert one == other
+
+
+COMMANDLINE = f"<commandline xmlns='{QEMU}'><arg value='-S'/></commandline></domain>"
+OVERRIDE = f"<override xmlns='{QEMU}'><device alias='hostdev0'/></override></domain>"
 
 
 @pytest.mark.parametrize(
@@ -338,16 +318,8 @@ def test_settings_are_the_same_as_libvirt_prints(place: str, written: str, print
         ("<vcpu ", "<memtune><soft_limit>9</soft_limit></memtune><vcpu ", "plan-setting"),
         ("<vcpu ", "<resource><partition>/vms</partition></resource><vcpu ", "plan-setting"),
         ("<memballoon", "<iommu model='intel'/><memballoon", "plan-setting"),
-        (
-            "</domain>",
-            f"<commandline xmlns='{QEMU}'><arg value='-S'/></commandline></domain>",
-            "plan-setting",
-        ),
-        (
-            "</domain>",
-            f"<override xmlns='{QEMU}'><device alias='hostdev0'/></override></domain>",
-            "plan-setting",
-        ),
+        ("</domain>", COMMANDLINE, "plan-setting"),
+        ("</domain>", OVERRIDE, "plan-setting"),
     ],
 )
 def test_what_a_plan_relies_on_is_compared_with_it(before: str, after: str, named: str) -> None:
@@ -458,12 +430,10 @@ def test_each_field_of_a_plan_is_checked_or_says_why_not() -> None:
     plan = keep_parts(plan, open_domain(after, "vm.xml"))
     plans = changed_plans(plan)
     every = {field.name for field in fields(Plan)}
-    every |= {f"vm.{name}" for name in Vm.__struct_fields__}
-    every |= {f"cells.{name}" for name in VmCell.__struct_fields__}
-    every |= {f"record.{name}" for name in LayoutRecord.__struct_fields__}
-    every |= {f"hostdevs.{name}" for name in GuestHostdev.__struct_fields__}
-    every |= {f"controllers.{name}" for name in GuestPciController.__struct_fields__}
-    every |= {f"aperture.{field.name}" for field in fields(Aperture)}
+    records = {"vm": Vm, "cells": VmCell, "record": LayoutRecord, "hostdevs": GuestHostdev}
+    records |= {"controllers": GuestPciController, "aperture": Aperture}
+    for name, record in records.items():
+        every |= {f"{name}.{field}" for field in record.__struct_fields__}
     assert every == plans.keys() | NOT_IN_THE_DOCUMENT.keys()
     assert not plans.keys() & NOT_IN_THE_DOCUMENT.keys()
     assert not are_bad(findings_of(after, plan))
@@ -496,9 +466,8 @@ def test_more_room_than_the_plan_asks_for_is_nothing_wrong() -> None:
 def test_what_one_check_names_is_not_named_twice() -> None:
     _, after, plan = with_room("pin-numa-pci")
     without = re.sub(rb"<vcpupin vcpu='3'[^>]*/>", b"", after)
-    assert [one.id for one in findings_of(without, plan) if one.id.startswith("plan-")] == [
-        "plan-pins"
-    ]
+    found = [one.id for one in findings_of(without, plan)]
+    assert [name for name in found if name.startswith("plan-")] == ["plan-pins"]
 
 
 OTHER_EDITS = (

@@ -13,11 +13,13 @@ from xml.etree import ElementTree
 import pytest
 
 from homenode.machine.discover.host import discover
+from homenode.process import run
 from homenode.vm.domain.read import build_vm, open_domain
 from homenode.vm.model import Vm
 from tests.domain.test_libvirt import URI, libvirt, virsh
 from tests.kubevirt.kubevirt_code import build
 from tests.kubevirt_documents import IBM, IBM_GPUS, shipped
+from tests.processes import write_program
 from tests.tree_writer import write_tree
 
 __all__ = ["libvirt"]
@@ -30,6 +32,7 @@ exec "$3" --version v1alpha3
 """
 Definition = dict[str, str]
 NAME = f"gpu-vm-{os.getpid()}"
+UID, GPU = "6f2d1c4e-9d3b-4b53-8f11-6a2f0a6d4c11", "nvidia.com/A100"
 
 
 def build_chain(directory: Path, version: str) -> Path:
@@ -52,11 +55,8 @@ def sidecar(programs: Path, directory: Path, log: int | None = None) -> Iterator
     sockets.mkdir(parents=True, exist_ok=True)
     tree, hook = directory / "tree", directory / "bin"
     write_tree(shipped(IBM), tree)
-    hook.mkdir()
-    caller = hook / "onDefineDomain"
     program = f"{sys.executable} -Im homenode kubevirt on-define-domain"
-    caller.write_text(f'#!/bin/sh\nexec {program} --root {tree} "$@"\n')
-    caller.chmod(0o755)
+    write_program(hook / "onDefineDomain", f'#!/bin/sh\nexec {program} --root {tree} "$@"\n')
     argv = ["unshare", "--mount", "--propagation", "private", "sh", "-ec", _SHIM, "sh"]
     shim = subprocess.Popen([*argv, str(sockets), str(hook), str(programs / "shim")], stderr=log)
     try:
@@ -80,31 +80,21 @@ def vmi(gpus: int, vcpus: int, interfaces: int) -> dict[str, Any]:
     return {
         "apiVersion": "kubevirt.io/v1",
         "kind": "VirtualMachineInstance",
-        "metadata": {
-            "name": NAME,
-            "namespace": "default",
-            "uid": "6f2d1c4e-9d3b-4b53-8f11-6a2f0a6d4c11",
-        },
+        "metadata": {"name": NAME, "namespace": "default", "uid": UID},
         "spec": {
             "architecture": "amd64",
             "domain": {
                 "machine": {"type": "q35"},
-                "firmware": {"uuid": "6f2d1c4e-9d3b-4b53-8f11-6a2f0a6d4c11"},
+                "firmware": {"uuid": UID},
                 "cpu": {
-                    "cores": vcpus,
-                    "sockets": 1,
-                    "threads": 1,
-                    "model": "qemu64",
-                    "dedicatedCpuPlacement": True,
-                    "isolateEmulatorThread": True,
+                    **{"cores": vcpus, "sockets": 1, "threads": 1, "model": "qemu64"},
+                    **dict.fromkeys(("dedicatedCpuPlacement", "isolateEmulatorThread"), True),
                     "numa": {"guestMappingPassthrough": {}},
                 },
                 "memory": {"guest": "8Gi", "hugepages": {"pageSize": "2Mi"}},
                 "resources": {"requests": {"memory": "8Gi"}, "limits": {"memory": "8Gi"}},
                 "devices": {
-                    "gpus": [
-                        {"name": f"gpu{i}", "deviceName": "nvidia.com/A100"} for i in range(gpus)
-                    ],
+                    "gpus": [{"name": f"gpu{i}", "deviceName": GPU} for i in range(gpus)],
                     "disks": [{"name": "root", "disk": {"bus": "virtio"}}],
                     "interfaces": [{"name": name, "masquerade": {}} for name in names],
                 },
@@ -138,21 +128,10 @@ def definitions(
         "Placeholders": 6 if version.startswith("v1.6.") else 3 if interfaces else 0,
         "RootPorts": 0 if version.startswith("v1.6.") else 3 if interfaces else 6,
     }
-    environment = {
-        **os.environ,
-        "LIBVIRT_URI": URI,
-        "PCI_RESOURCE_NVIDIA_COM_A100": ",".join(f"0000:{gpu}" for gpu in gpus),
-    }
-    done = subprocess.run(
-        [chain / "chain"],
-        input=json.dumps(call),
-        capture_output=True,
-        text=True,
-        check=False,
-        env=environment,
-    )
-    assert done.returncode == 0, done.stderr
-    found: list[Definition] = json.loads(done.stdout.splitlines()[-1])
+    addresses = ",".join(f"0000:{gpu}" for gpu in gpus)
+    given = {"LIBVIRT_URI": URI, "PCI_RESOURCE_NVIDIA_COM_A100": addresses}
+    done = run((str(chain / "chain"),), 600, json.dumps(call), environment=given)
+    found: list[Definition] = json.loads(done.stdout_or_raise().splitlines()[-1])
     return found
 
 
@@ -187,9 +166,8 @@ def test_the_last_definition_has_cells_distances_and_addresses_of_the_first(
     node_of = {str(d.bdf)[5:]: d.node for d in host.pci_devices}
     cells = sorted({int(node_of[gpu] or 0) for gpu in gpus})
     for one in done:
-        assert (
-            sorted(c.cell for c in read(one["Printed"]).controllers if c.cell is not None) == cells
-        )
+        controllers = read(one["Printed"]).controllers
+        assert sorted(c.cell for c in controllers if c.cell is not None) == cells
         assert distances(one["Printed"]) == distances(first) != []
         assert read(one["Printed"]).hostdevs == read(first).hostdevs
     placed = [c for c in read(first).controllers if c.model != "pcie-root-port" or c.bus_nr]

@@ -84,9 +84,8 @@ def with_pages(count: int, page_bytes: int = 2 << 20) -> Host:
 
 @pytest.mark.parametrize("kind", ["VirtualMachineInstance", "VirtualMachine"])
 def test_what_fits_has_no_finding_and_says_what_was_checked(kind: str) -> None:
-    answer = check(
-        read_vmi(vmi(kind=kind), "vmi"), with_pages(131_072), Cluster(GATES, permitted=PERMITTED)
-    )
+    cluster = Cluster(GATES, permitted=PERMITTED)
+    answer = check(read_vmi(vmi(kind=kind), "vmi"), with_pages(131_072), cluster)
     assert (answer.findings, len(answer.unknown), len(answer.checked)) == ((), 1, 3)
     assert "reserved CPUs" in answer.unknown[0]
 
@@ -132,12 +131,9 @@ def test_a_sidecar_of_others_is_unknown() -> None:
 
 
 CLAIM = {"name": "g", "claimName": "c", "requestName": "r"}
+PINNING = ("dedicatedCpuPlacement", "isolateEmulatorThread")
 ROWS: dict[str, tuple[str, Host | None, frozenset[str] | None]] = {
-    "cpus-not-dedicated": (
-        vmi({"dedicatedCpuPlacement": False, "isolateEmulatorThread": False, **FLAT}),
-        None,
-        None,
-    ),
+    "cpus-not-dedicated": (vmi(dict.fromkeys(PINNING, False) | FLAT), None, None),
     "emulator-on-vcpu": (vmi({"isolateEmulatorThread": False}), None, None),
     "emulator-without-dedicated-cpus": (vmi({"dedicatedCpuPlacement": None, **FLAT}), None, None),
     "mapping-without-dedicated-cpus": (vmi({"dedicatedCpuPlacement": False}), None, None),
@@ -200,12 +196,11 @@ def test_gpus_of_both_nodes_need_cpus_of_both_whatever_the_memory_needs(
         assert ("at most 110 CPUs" in str(found.fix)) == (cores == 57)
 
 
+HOSTS = ("hgx-a100-ibm", "h200-xeon8558", "rtx4090-epyc7702")
+
+
 @pytest.mark.parametrize(
-    ("cores", "gpus", "host"),
-    part(
-        list(product((2, 70), (1, 2, 3, 4), ("hgx-a100-ibm", "h200-xeon8558", "rtx4090-epyc7702"))),
-        0,
-    ),
+    ("cores", "gpus", "host"), part(list(product((2, 70), (1, 2, 3, 4), HOSTS)), 0)
 )
 def test_a_fix_gives_cpus_on_all_nodes_of_the_gpus(host: str, gpus: int, cores: int) -> None:
     node, pages = load_host(host), {"hugepages": {"pageSize": "2Mi"}}
@@ -219,27 +214,22 @@ def test_a_fix_gives_cpus_on_all_nodes_of_the_gpus(host: str, gpus: int, cores: 
             assert "gpus-over-nodes" not in ids(mapped, node)
             less = re.search(r"request (\d+) GPUs?, (\d+) CPUs? and (\d+)", str(finding.fix))
             if less is not None:
-                numbers = int(less[1]), int(less[2])
-                assert min(numbers) > 0
-                small = vmi(
-                    {**cpu, "cores": numbers[1], "threads": 1},
-                    {"guest": f"{less[3]}Gi"},
-                    numbers[0],
-                )
+                fewer, cpus = int(less[1]), int(less[2])
+                assert min(fewer, cpus) > 0
+                size = {**cpu, "cores": cpus, "threads": 1}
+                small = vmi(size, {"guest": f"{less[3]}Gi"}, fewer)
                 assert "gpus-over-nodes" not in ids(small, node)
 
 
 def test_a_vm_without_dedicated_cpus_is_told_at_once_what_they_need() -> None:
     node, cpu = load_host("hgx-h100"), {"cores": 64, "dedicatedCpuPlacement": False, **FLAT}
-    (found,) = (
-        f for f in check(read_vmi(vmi(cpu), "v"), node, None).findings if f.id == "gpus-over-nodes"
-    )
+    findings = check(read_vmi(vmi(cpu), "v"), node, None).findings
+    (found,) = (one for one in findings if one.id == "gpus-over-nodes")
     assert found.severity is Severity.WARNING and "at least 152 CPUs" in str(found.fix)
 
 
 @pytest.mark.parametrize(
-    ("memory", "page", "right"),
-    [("512500Mi", "1Gi", "501Gi"), ("1001Ki", "2Mi", "2Mi")],
+    ("memory", "page", "right"), [("512500Mi", "1Gi", "501Gi"), ("1001Ki", "2Mi", "2Mi")]
 )
 def test_the_fix_of_memory_names_the_next_size(memory: str, page: str, right: str) -> None:
     text = vmi(memory={"guest": memory, "hugepages": {"pageSize": page}})
@@ -298,10 +288,8 @@ def test_the_gates_of_a_cluster_are_those_that_its_version_knows(kind: str) -> N
     assert cluster_of("v1.6.2", "Sidecar", NATIVE_GATE, kind=kind) == Cluster(
         frozenset({"Sidecar"}), (1, 6), {"x": "10DE:2330"}, ignores_native=True
     )
-    assert cluster_of("v1.9.0", NATIVE_GATE, off=("GPUsWithDRA",), kind=kind).gates == {
-        NATIVE_GATE,
-        "HostDevicesWithDRA",
-    }
+    gates = cluster_of("v1.9.0", NATIVE_GATE, off=("GPUsWithDRA",), kind=kind).gates
+    assert gates == {NATIVE_GATE, "HostDevicesWithDRA"}
     assert not ids(vmi(annotations={}), None, GATES | {NATIVE_GATE})
     with pytest.raises(InputError, match="kind KubeVirt"):
         read_cluster(b"{}", "cr")
@@ -334,11 +322,8 @@ def test_the_command_of_a_fix_names_the_vms_gpu() -> None:
         words = f"--gpu x --gpu-id {ids_of_gpu} --gpus 4 --vcpus 198 --memory 900GiB"
         assert any(fix.endswith(words) for fix in fixes)
     moved = {"gpus": [], "hostDevices": [{"deviceName": "x"}] * 4}
-    fixes = [
-        str(f.fix)
-        for f in check(read_vmi(vmi(annotations={}, devices=moved), "v"), None, None).findings
-    ]
-    assert any("--gpu x --gpu-id VENDOR:DEVICE --gpus 4" in fix for fix in fixes)
+    findings = check(read_vmi(vmi(annotations={}, devices=moved), "v"), None, None).findings
+    assert any("--gpu x --gpu-id VENDOR:DEVICE --gpus 4" in str(found.fix) for found in findings)
 
 
 def test_a_fix_for_a_nic_does_not_add_the_nodes_gpu() -> None:
@@ -392,19 +377,7 @@ def test_a_version_that_was_not_tested_is_named(version: str, count: int) -> Non
         ({**HOOK, "homenode/on-error": "FAIL"}, True),
         ({**HOOK, "homenode/pci-granularity": "switch"}, False),
     ],
-    ids=(
-        "deep",
-        "a number",
-        "no sidecar",
-        "a version",
-        "two hooks",
-        "a path",
-        "granularity of a script",
-        "cells of a script",
-        "another hook",
-        "on error",
-        "granularity",
-    ),
+    ids=range(11),
 )
 def test_an_annotation_without_sidecar_is_found(annotations: dict[str, str], wrong: bool) -> None:
     assert ("hook-annotation-wrong" in ids(vmi(annotations=annotations))) == wrong
@@ -461,14 +434,13 @@ def test_what_the_api_server_would_not_take_is_refused(path: str, value: Any) ->
         build_vmi(document, "vmi", needs_domain=True)
 
 
-def test_bytes_that_are_not_utf8_are_no_manifest() -> None:
-    with pytest.raises(InputError, match="in UTF-8"):
-        read_manifest(b"kind: \xe4\n", "vm.yaml", "a VM")
-
-
-def test_a_key_that_a_manifest_has_twice_is_refused() -> None:
-    with pytest.raises(InputError, match="found the key 'kind' twice"):
-        read_manifest(b"kind: VirtualMachine\nkind: Pod\n", "vm.yaml", "a VM")
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [(b"kind: \xe4\n", "in UTF-8"), (b"kind: Pod\nkind: Pod\n", "found the key 'kind' twice")],
+)
+def test_what_is_no_manifest_is_refused(content: bytes, says: str) -> None:
+    with pytest.raises(InputError, match=says):
+        read_manifest(content, "vm.yaml", "a VM")
 
 
 def test_a_manifest_whose_keys_are_numbers_is_no_vmi() -> None:

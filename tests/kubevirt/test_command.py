@@ -1,13 +1,13 @@
 """homenode kubevirt as a user runs it, apart from the program that it is a part of."""
 
 import json
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
 from homenode.errors import HostError, InputError, UsageError
+from homenode.process import run as run_program
 from tests.command_line import Result, homenode
 from tests.kubevirt.test_check import vmi as checked_vmi
 from tests.kubevirt_documents import document, vmi
@@ -22,14 +22,8 @@ def run(*arguments: str | Path) -> Result:
 )
 def test_a_document_that_cannot_be_written_is_an_error(end: str, error: str) -> None:
     command = f'exec "$1" -m homenode kubevirt on-define-domain --vmi "$2" --domain "$3" {end}'
-    done = subprocess.run(
-        ["sh", "-c", command, "sh", sys.executable, vmi(), document([])],
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-    )
+    argv = ("sh", "-c", command, "sh", sys.executable, vmi(), document([]))
+    done = run_program(argv, 300)
     assert done.returncode == HostError.exit_code
     said = done.stderr.splitlines()
     assert len(said) == 2, said

@@ -28,21 +28,8 @@ NATIVE = (
     '<address type="pci" domain="0x0000" bus="0x01" slot="0x00" function="0x0"/></controller>'
 )
 CHANGEABLE = (("hostdev", "address"), ("controller", "address"), ("controller", "target"))
-ODD_FILES = (
-    "",
-    "-1\n",
-    "garbage\n",
-    "9" * 30 + "\n",
-    "0-99999999999\n",
-    "0x\n",
-    "\0",
-    "0,0\n",
-    "\u0661\n",
-    "10 10 10 10 10 10 10\n",
-    "nan\n",
-    "0-3,\n",
-    "5-1\n",
-)
+ODD_LINES = ("-1", "odd", "9" * 30, "0-99999999999", "0x", "0,0", "\u0661", "nan", "0-3,", "5-1")
+ODD_FILES = ("", "\0", "10 10 10 10 10 10 10\n", *(f"{line}\n" for line in ODD_LINES))
 ODD_LINKS = ("../../../devices/pci0000:00/x", "/etc/passwd", "", "../" * 30)
 ODD_JSON: tuple[object, ...] = (None, 7, -1, "x", [], {}, [[]], True, 1e400, "\ud800")
 ODD_VALUES = ("", "-1", "0", "255", "256", "0xff", "pcie-expander-bus", "0-99999999", "9" * 30)

@@ -82,15 +82,12 @@ def test_a_second_run_changes_nothing() -> None:
 def test_a_gpu_that_has_its_place_gets_its_cells_and_stays_there() -> None:
     """As PCINUMAAwareTopology places it, with no bus number to spare."""
     native = ""
+    at = '<address type="pci" domain="0x0000" bus="{}" slot="{}" function="0x0"/></controller>'
     for index, number, cell in ((1, 254, 0), (3, 252, 1)):
-        native += (
-            f'<controller type="pci" index="{index}" model="pcie-expander-bus">'
-            f'<target busNr="{number}"><node>{cell}</node></target><address type="pci" '
-            f'domain="0x0000" bus="0x00" slot="0x0{index}" function="0x0"/></controller>'
-            f'<controller type="pci" index="{index + 1}" model="pcie-root-port">'
-            f'<address type="pci" domain="0x0000" bus="0x0{index}" slot="0x00" function="0x0"/>'
-            "</controller>"
-        )
+        native += f'<controller type="pci" index="{index}" model="pcie-expander-bus">'
+        native += f'<target busNr="{number}"><node>{cell}</node></target>{at.format(0, index)}'
+        native += f'<controller type="pci" index="{index + 1}" model="pcie-root-port">'
+        native += at.format(index, 0)
     given = {
         gpu: f'domain="0x0000" bus="0x0{port}" slot="0x00" function="0x0"'
         for gpu, port in zip(GPUS, (2, 4), strict=True)
@@ -133,11 +130,8 @@ def test_a_host_that_tells_no_initiators_is_named_and_the_gpus_are_placed() -> N
 @pytest.mark.parametrize("name", ["hgx-h100", "hgx-a100-ibm"])
 def test_other_gpus_get_no_cells(name: str) -> None:
     host = shipped(name)
-    gpu = next(
-        path.split("/")[-2]
-        for path, text in host.files.items()
-        if path.endswith("/class") and text.startswith("0x0302")
-    )
+    classes = {path: text for path, text in host.files.items() if path.endswith("/class")}
+    gpu = next(path.split("/")[-2] for path in classes if classes[path].startswith("0x0302"))
     xml = document([gpu], pins=((0,), (64,)))
     assert nodesets(place(xml, host)) == [None]
 

@@ -1,12 +1,10 @@
 """The hook under the sidecar-shim's contract: argv, an empty stdin, stdout alone, an exit code."""
 
 import os
-import resource
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -16,8 +14,10 @@ from homenode.cluster.kubevirt.placing import DomainAnswer, answer
 from homenode.errors import UsageError
 from homenode.machine.description.parse import parse_description
 from homenode.machine.snapshot.protocol import MemorySnapshot
+from homenode.process import run
 from tests.cpu_time import cpu_time_below
 from tests.kubevirt_documents import IBM, document, ibm_document, shipped, vmi
+from tests.processes import wait_for
 from tests.rendered.machine import render
 from tests.tree_writer import write_tree
 
@@ -25,7 +25,7 @@ MAX_CALLS = 120_000
 """Calls of Python functions, by a hook and all that it imports: 86,500 of them take 0.15 s of CPU
 on an idle machine, so these take 0.2 s. A busy one takes longer for as many."""
 
-SIDECAR_CPUS = 0.2
+
 MEMORY_LIMIT_KIB = 48 << 10
 GPUS_AND_NICS = """
 format = 1
@@ -93,21 +93,16 @@ def sidecar() -> Iterator[tuple[str, ...]]:
         pytest.skip(f"no control groups can be made here: {error}")
     finally:
         for group in made:
-            gone(group)
+            wait_for(partial(is_gone, group))
 
 
-def gone(group: Path) -> None:
+def is_gone(group: Path) -> bool:
     """Remove a control group: what ended in it may take a moment to leave it."""
-    deadline = time.monotonic() + 60
-    while True:
-        try:
-            group.rmdir()
-        except OSError:
-            if time.monotonic() > deadline:
-                raise
-            time.sleep(0.05)
-        else:
-            return
+    try:
+        group.rmdir()
+    except OSError:
+        return False
+    return True
 
 
 def shim(*arguments: str, root: Path | None = None) -> subprocess.CompletedProcess[bytes]:
@@ -229,108 +224,57 @@ def test_wrong_options_are_a_usage_error(root: Path) -> None:
 def test_eight_gpus_and_sixteen_nics_take_little_time_and_memory(tmp_path: Path) -> None:
     snapshot = render(parse_description(GPUS_AND_NICS, "8 GPUs and 16 NICs"))
     names = sorted(snapshot.list("/sys/bus/pci/devices") or ())
-    devices = [bdf[5:] for bdf in names if "nic" in _kind(snapshot, bdf)]
-    devices += [bdf[5:] for bdf in names if "gpu" in _kind(snapshot, bdf)]
+    classes = {bdf: snapshot.read_text(f"/sys/bus/pci/devices/{bdf}/class") for bdf in names}
+    devices = [bdf[5:] for code in ("0x02", "0x03") for bdf in names if code in str(classes[bdf])]
     assert len(devices) == 24
     write_tree(snapshot, tmp_path)
     domain = document(devices, pins=(tuple(range(50)), tuple(range(64, 114))))
     given = ("--vmi", vmi(), "--domain", domain)
-    spent: list[float] = []
-    with children_cpu(spent):
-        assert shim(*given, root=tmp_path).returncode == 0
-    program = (
-        "import sys\n"
+    assert shim(*given, root=tmp_path).returncode == 0
+    counting = (
         "calls = 0\n"
         "def see(frame, event, argument):\n"
         "    global calls\n"
         "    calls += event == 'call'\n"
         "sys.setprofile(see)\n"
+    )
+    code, calls = map(int, told(counting, "sys.setprofile(None)", "calls", given, tmp_path))
+    assert code == 0
+    print(f"hook: {calls} calls for {len(devices)} functions")
+    assert calls < MAX_CALLS
+
+
+def told(before: str, after: str, what: str, given: tuple[str, ...], root: Path) -> list[str]:
+    """The exit code and what a hook tells of itself, with Python run before and after it."""
+    program = (
+        f"import sys\n{before}\n"
         "from homenode.cli.main import run_and_report\n"
         "try:\n"
         "    run_and_report(['kubevirt', 'on-define-domain', *sys.argv[1:]])\n"
         "except SystemExit as end:\n"
         "    code = end.code\n"
-        "sys.setprofile(None)\n"
-        "print(code, calls, file=sys.stderr)\n"
+        f"{after}\nprint(code, {what}, file=sys.stderr)\n"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", program, *given, "--root", str(tmp_path)],
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-    )
-    code, calls = map(int, done.stderr.splitlines()[-1].split())
-    assert code == 0, done.stderr
-    print(f"hook: {spent[0] * 1000:.0f} ms CPU, {calls} calls for {len(devices)} functions")
-    assert calls < MAX_CALLS
-
-
-@contextmanager
-def children_cpu(spent: list[float]) -> Iterator[None]:
-    """Appends the seconds of a processor that programs take which end within the block."""
-    before = resource.getrusage(resource.RUSAGE_CHILDREN)
-    yield
-    after = resource.getrusage(resource.RUSAGE_CHILDREN)
-    spent.append(after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime)
+    done = run((sys.executable, "-c", program, *given, "--root", str(root)), 300)
+    return done.stderr.splitlines()[-1].split(" ", 2)
 
 
 def test_the_hook_answers_within_a_sidecars_limits(root: Path, sidecar: tuple[str, ...]) -> None:
     entered = " && ".join(f'echo $$ > "{group}/cgroup.procs"' for group in sidecar)
     given = ("--vmi", vmi(), "--domain", ibm_document(), "--root", str(root))
     hook = (sys.executable, "-m", "homenode", "kubevirt", "on-define-domain", *given)
-    spent: list[float] = []
-    with children_cpu(spent):
-        done = subprocess.run(
-            ["sh", "-c", f'{entered} && exec "$@"', "sh", *hook],
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            timeout=300,
-            check=False,
-        )
+    done = run(("sh", "-c", f'{entered} && exec "$@"', "sh", *hook), 300)
     assert done.returncode == 0, done.stderr
-    print(f"hook: {spent[0] / SIDECAR_CPUS:.2f} s with {SIDECAR_CPUS} CPUs and 64 MB")
-
-
-def _kind(snapshot: MemorySnapshot, bdf: str) -> str:
-    code = snapshot.read_text(f"/sys/bus/pci/devices/{bdf}/class") or ""
-    return {"0x030200": "gpu", "0x020000": "nic"}.get(code.strip(), "other")
 
 
 def test_the_hook_stays_below_the_sidecars_memory(root: Path) -> None:
     """Peak of the process itself: a child of pytest would be charged with pytest's own pages."""
-    program = (
-        "import sys\n"
-        "from homenode.cli.main import run_and_report\n"
-        "try:\n"
-        "    run_and_report(['kubevirt', 'on-define-domain', *sys.argv[1:]])\n"
-        "except SystemExit as end:\n"
-        "    code = end.code\n"
+    after = (
         f"heavy = [m for m in {HEAVY!r} if m in sys.modules]\n"
-        "text = open('/proc/self/status').read()\n"
-        "own = int(text.split('VmHWM:')[1].split()[0])\n"
-        "print(code, own, heavy, file=sys.stderr)\n"
+        "own = int(open('/proc/self/status').read().split('VmHWM:')[1].split()[0])\n"
     )
-    done = subprocess.run(
-        [
-            sys.executable,
-            "-c",
-            program,
-            "--vmi",
-            vmi(),
-            "--domain",
-            ibm_document(),
-            "--root",
-            str(root),
-        ],
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-    )
-    code, peak, heavy = done.stderr.splitlines()[-1].split(" ", 2)
+    given = ("--vmi", vmi(), "--domain", ibm_document())
+    code, peak, heavy = told("", after, "own, heavy", given, root)
     assert (code, heavy) == ("0", "[]")
     print(f"hook: {int(peak) >> 10} MiB")
     assert int(peak) < MEMORY_LIMIT_KIB

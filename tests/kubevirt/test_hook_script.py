@@ -78,9 +78,7 @@ def calls() -> list[tuple[str, str]]:
     first = answer(vmi(), ibm_document().encode(), lambda: shipped(IBM)).document
     assert first is not None
     placed = first.decode()
-    targets = [
-        defined_again(ibm_document(), placed, knows_targets=knows) for knows in (False, True)
-    ]
+    again = [defined_again(ibm_document(), placed, knows_targets=knows) for knows in (False, True)]
     return [
         *((vmi(), document(IBM_GPUS[i:], pins=PINS)) for i in seeds(8)),
         (vmi(), ibm_document()),
@@ -88,7 +86,7 @@ def calls() -> list[tuple[str, str]]:
         (vmi(), document(IBM_GPUS, pins=())),
         (vmi(), document([])),
         (vmi(), placed),
-        *((vmi(), again) for again in targets),
+        *((vmi(), text) for text in again),
         (vmi(), "<a"),
         (vmi(annotations={"homenode/on-error": "passthrough"}), "<a"),
         ("[1]", document([])),
@@ -124,10 +122,8 @@ def test_devices_of_any_kind_are_numbered_alike(name: str, roots: dict[str, Path
 
 def test_what_only_the_image_has_is_refused_and_named(roots: dict[str, Path]) -> None:
     by_switch = vmi(annotations={"homenode/pci-granularity": "switch"})
-    for vmi_text, domain, name in (
-        (by_switch, ibm_document(), IBM),
-        (vmi(), grace_vm(), "gh200x4"),
-    ):
+    calls = ((by_switch, ibm_document(), IBM), (vmi(), grace_vm(), "gh200x4"))
+    for vmi_text, domain, name in calls:
         done = run(sys.executable, vmi_text, domain, roots[name])
         assert done.returncode != 0 and not done.stdout and "image" in done.stderr
 
@@ -136,15 +132,10 @@ def test_the_script_is_short_and_needs_the_library_of_python_3_9_alone() -> None
     text = SCRIPT.read_text()
     assert text.isascii() and text.count("\n") <= MAX_LINES
     assert len(json.dumps(text)) < 240 << 10, "kubectl apply keeps a copy in annotations"
-    modules = {
-        name.partition(".")[0]
-        for node in ast.walk(ast.parse(text, feature_version=(3, 9)))
-        for name in (
-            [node.module or ""]
-            if isinstance(node, ast.ImportFrom)
-            else [alias.name for alias in node.names]
-            if isinstance(node, ast.Import)
-            else []
-        )
-    }
-    assert modules <= sys.stdlib_module_names
+    modules = set()
+    for node in ast.walk(ast.parse(text, feature_version=(3, 9))):
+        if isinstance(node, ast.ImportFrom):
+            modules.add(node.module)
+        elif isinstance(node, ast.Import):
+            modules |= {alias.name for alias in node.names}
+    assert {str(name).partition(".")[0] for name in modules} <= sys.stdlib_module_names

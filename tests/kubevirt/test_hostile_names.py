@@ -42,7 +42,5 @@ def test_manifests_hold_names_that_are_no_more_than_names(field: str) -> None:
             if file.endswith("Containerfile"):
                 assert text.count("\n") == plain[file].count("\n")
             elif file.endswith(".yaml"):
-                assert (
-                    len(list(yaml.load_all(text, yaml.CSafeLoader)))
-                    == plain[file].count("---\n") + 1
-                )
+                documents = list(yaml.load_all(text, yaml.CSafeLoader))
+                assert len(documents) == plain[file].count("---\n") + 1

@@ -22,6 +22,7 @@ from homenode.cluster.kubevirt.manifests import (
 from homenode.errors import UsageError
 from homenode.measure.results.store import run_text
 from tests.command_line import homenode
+from tests.processes import write_program
 from tests.report_runs import full_run
 from tests.ssh_targets import new_key, ssh_target
 
@@ -67,12 +68,8 @@ def test_the_schema_finds_misspelt_fields_wrong_types_and_missing_ones() -> None
 def test_the_schema_takes_the_templates_patches(before: dict[str, Any], tmp_path: Path) -> None:
     if shutil.which("kubectl") is None:
         pytest.skip("no kubectl here")
-    cr = {
-        "apiVersion": "kubevirt.io/v1",
-        "kind": "KubeVirt",
-        "metadata": {"name": "kubevirt", "resourceVersion": "7"},
-        "spec": {"configuration": before},
-    }
+    cr = {"apiVersion": "kubevirt.io/v1", "kind": "KubeVirt", "spec": {"configuration": before}}
+    cr |= {"metadata": {"name": "kubevirt", "resourceVersion": "7"}}
     (tmp_path / "cr.json").write_text(json.dumps(cr))
     patches = {}
     for name, text in render_manifests(ManifestOptions(kubevirt="v1.8.4")).items():
@@ -111,11 +108,10 @@ def test_names_that_are_more_than_names_are_refused_by_option(options: dict[str,
 def run_job(script: str, tmp_path: Path, code: int) -> subprocess.CompletedProcess[str]:
     """A job's script with stand-ins for homenode and ssh; its volume is tmp_path/results."""
     programs, guest = tmp_path / "bin", tmp_path / "guest"
-    for directory in (programs, guest, tmp_path / "results"):
+    for directory in (guest, tmp_path / "results"):
         directory.mkdir(exist_ok=True)
     for name, text in (("homenode", STAND_IN), ("ssh", SSH)):
-        (programs / name).write_text(text)
-        (programs / name).chmod(0o755)
+        write_program(programs / name, text)
     run = full_run("pin", 1, system="nvidia-h100", name="RUN")
     (tmp_path / "run.jsonl").write_text(run_text(run))
     environment = {
@@ -128,14 +124,8 @@ def run_job(script: str, tmp_path: Path, code: int) -> subprocess.CompletedProce
         "NAME": "gpu-vm",
         "GUEST_HOME": str(guest),
     }
-    return subprocess.run(
-        ["sh", "-c", script.replace("/results", f"{tmp_path}/results")],
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-    )
+    argv = ["sh", "-c", script.replace("/results", f"{tmp_path}/results")]
+    return subprocess.run(argv, env=environment, capture_output=True, text=True, timeout=300)
 
 
 @pytest.mark.parametrize(("code", "ends"), [(0, 0), (1, 0), (3, 3)])
@@ -152,12 +142,8 @@ def test_homenode_takes_the_arguments_that_a_job_gives_it(tmp_path: Path) -> Non
     arguments = (tmp_path / "log").read_text().splitlines()[0].split()
     done = homenode(*arguments, "--help")
     assert done.exit_code == 0
-    known = {name for p in _bench_options() for name in p}
+    known = {name for parameter in BENCH.parameters for name in parameter.opt.names}
     assert all(word in known for word in arguments if word.startswith("--"))
-
-
-def _bench_options() -> list[tuple[str, ...]]:
-    return [parameter.opt.names for parameter in BENCH.parameters]
 
 
 @pytest.mark.nightly
@@ -165,13 +151,11 @@ def _bench_options() -> list[tuple[str, ...]]:
 def test_the_jobs_of_a_vm_know_its_guest_again_and_refuse_another(tmp_path: Path) -> None:
     """A real sshd in the guest's place. Each job is a new pod: only the volume stays."""
     (tmp_path / "results").mkdir()
-    (tmp_path / "bin").mkdir()
     guest = tmp_path / "guest"
     guest.mkdir()
     with ssh_target(guest) as target:
-        client = tmp_path / "bin" / "ssh"
-        client.write_text(f'#!/bin/sh\nexec /usr/bin/ssh -F none -p {target.port} "$@"\n')
-        client.chmod(0o755)
+        text = f'#!/bin/sh\nexec /usr/bin/ssh -F none -p {target.port} "$@"\n'
+        write_program(tmp_path / "bin/ssh", text)
         secret = tmp_path / "secret"
         secret.mkdir()
         shutil.copy(guest / "user_key", secret / "key")
@@ -182,11 +166,9 @@ def test_the_jobs_of_a_vm_know_its_guest_again_and_refuse_another(tmp_path: Path
 
         def job() -> subprocess.CompletedProcess[str]:
             path = f"{tmp_path}/bin:/usr/bin:/bin"
-            environment = {"PATH": path, "GUEST": "root@127.0.0.1", "NAME": "gpu-vm"}
+            given = {"PATH": path, "GUEST": "root@127.0.0.1", "NAME": "gpu-vm"}
             argv = ["sh", "-c", login]
-            return subprocess.run(
-                argv, env=environment, capture_output=True, text=True, timeout=120, check=False
-            )
+            return subprocess.run(argv, env=given, capture_output=True, text=True, timeout=120)
 
         for _ in range(2):
             assert job().stdout == "there\n"

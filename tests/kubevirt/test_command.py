@@ -21,6 +21,7 @@ def run(*arguments: str | Path) -> Result:
     ("end", "error"), [(">/dev/full", "No space left"), (">&-", "standard output is closed")]
 )
 def test_a_document_that_cannot_be_written_is_an_error(end: str, error: str) -> None:
+    """Standard output is buffered: none of our variables of Python are passed on."""
     command = f'exec "$1" -m homenode kubevirt on-define-domain --vmi "$2" --domain "$3" {end}'
     argv = ("sh", "-c", command, "sh", sys.executable, vmi(), document([]))
     done = run_program(argv, 300)

@@ -159,6 +159,14 @@ def main() -> None:
     sys.exit(run_and_report(sys.argv[1:]))
 
 
+def _flush_output() -> None:
+    """Write what was printed before an error; discard what its file does not take."""
+    try:
+        sys.stdout.flush()
+    except OSError:
+        discard_output()
+
+
 def run_and_report(words: Sequence[str]) -> int:
     """Return the exit code, and print the error."""
     try:
@@ -174,7 +182,7 @@ def run_and_report(words: Sequence[str]) -> int:
                 note(line)
         return error.exit_code
     except HomenodeError as error:
-        sys.stdout.flush()
+        _flush_output()
         note_error(error)
         return error.exit_code
     except BrokenPipeError:
@@ -182,7 +190,7 @@ def run_and_report(words: Sequence[str]) -> int:
     except OSError as error:
         # A directory that cannot be entered, a disk that fails: wherever it was met.
         prefix = "" if error.filename is None else f"{os.fsdecode(error.filename)}: "
-        sys.stdout.flush()
+        _flush_output()
         note(f"homenode: {prefix}{error.strerror or error}")
         return HostError.exit_code
     except KeyboardInterrupt as error:

@@ -94,9 +94,8 @@ def test_a_gpu_that_has_its_place_gets_its_cells_and_stays_there() -> None:
     }
     xml = grace_vm(controllers=native, addresses=given)
     placed = place(xml)
-    before, after = (
-        build_vm(open_domain(text, "vm.xml")) for text in (xml.encode(), placed.document)
-    )
+    texts = (xml.encode(), placed.document)
+    before, after = (build_vm(open_domain(text, "vm.xml")) for text in texts)
     assert after.controllers == before.controllers
     assert after.hostdevs == before.hostdevs
     assert nodesets(placed) == ["2-9", "10-17"]
@@ -106,9 +105,9 @@ def test_two_gpus_of_one_cpu_share_its_initiators() -> None:
     whole = shipped("gh200x4")
     number = next(p for p in whole.files if p.endswith("0019:01:00.0/numa_node"))
     files = {**whole.files, number: "0\n"}
-    near = {
-        f"{NODE}/node{n}/distance": whole.files[f"{NODE}/node4/distance"] for n in range(12, 20)
-    }
+    near = dict.fromkeys(
+        (f"{NODE}/node{n}/distance" for n in range(12, 20)), whole.files[f"{NODE}/node4/distance"]
+    )
     rows = whole.files[f"{NODE}/node0/distance"].split()
     rows[12:20] = ["80"] * 8
     files |= {**near, f"{NODE}/node0/distance": " ".join(rows) + "\n"}

@@ -17,9 +17,8 @@ def test_every_metric_of_the_probe_is_documented(command: str) -> None:
     text = probe_documents.answer(["homenode-probe", command, "--pus", "0-1"])
     found = {one.sample.metric for one in read_probe_results(parse(text)).placed}
     assert found <= read_page("docs/reference/formats/results.md").words_in_code()
-    assert command in first_column(
-        read_page("docs/reference/formats/probe.md").sections()["Commands"]
-    )
+    commands = read_page("docs/reference/formats/probe.md").sections()["Commands"]
+    assert command in first_column(commands)
 
 
 @pytest.mark.parametrize(

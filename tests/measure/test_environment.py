@@ -66,9 +66,8 @@ def host(**changed: object) -> Host:
 def look(at: Host | None = None, changed: Mapping[str, str] = NOTHING) -> Environment:
     snapshot, made = MemorySnapshot("guest", files(changed)), at or host()
     read = read_settings(snapshot, made.online_pus, None, None)
-    settings = structs.replace(
-        made.settings, turbo=read.turbo, frequency_limits=read.frequency_limits
-    )
+    given = {"turbo": read.turbo, "frequency_limits": read.frequency_limits}
+    settings = structs.replace(made.settings, **given)
     return read_environment(snapshot, structs.replace(made, settings=settings))
 
 
@@ -280,9 +279,8 @@ def arm(vendor: str = "ARM", pci_vendor: int | None = None) -> Host:
         bdf, bus = Bdf.parse("0000:00:00.0"), "pci0000:00"
         kind, class_code = DeviceKind.OTHER, 0x060000
         devices = (PciDevice(bdf, kind, class_code, pci_vendor, 1, bus, None, None),)
-    return replace(
-        even_host(), architecture="aarch64", cpu=CpuModel(vendor, None), pci_devices=devices
-    )
+    cpu = CpuModel(vendor, None)
+    return replace(even_host(), architecture="aarch64", cpu=cpu, pci_devices=devices)
 
 
 @pytest.mark.parametrize(

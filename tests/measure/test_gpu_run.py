@@ -152,9 +152,8 @@ def test_power_is_stored_with_its_gpu(tmp_path: Path, monkeypatch: pytest.Monkey
 
 def test_amd_tools_are_read_by_the_heads_of_their_tables() -> None:
     rocm = "device,PCI Bus,Current Socket Graphics Package Power (W)\ncard0,0000:C1:00.0,141.0\n"
-    assert [(str(one.device), one.watts) for one in power.parse_power(rocm)] == [
-        ("0000:c1:00.0", 141.0)
-    ]
+    (read,) = power.parse_power(rocm)
+    assert (str(read.device), read.watts) == ("0000:c1:00.0", 141.0)
     # metric_gpu and flatten_dict of ROCm/amdsmi's amdsmi_cli; another order is none of ours.
     head = "gpu,socket_power,gfx_voltage,soc_voltage,mem_voltage,throttle_status,power_management"
     amd = f"{head}\n0,120,N/A,N/A,N/A,UNTHROTTLED,ENABLED\n1,N/A,N/A,N/A,N/A,N/A,N/A\n"

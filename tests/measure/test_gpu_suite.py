@@ -166,9 +166,8 @@ def test_amds_tools_are_tried_in_order_and_their_quirks_are_known() -> None:
 
 
 def test_gpus_that_guests_hold_are_not_measured() -> None:
-    made = build_suite(
-        host_with(*TWO, driver="vfio-pci"), NVIDIA | {"homenode-probe"}, SuiteOptions()
-    )
+    host = host_with(*TWO, driver="vfio-pci")
+    made = build_suite(host, NVIDIA | {"homenode-probe"}, SuiteOptions())
     assert not any(test.group in GPU_GROUPS for test in made.tests)
     assert any("passed through (vfio-pci)" in gap.reason for gap in made.omitted)
 

@@ -302,6 +302,10 @@ def test_pairs_of_gpus_keep_both_addresses() -> None:
     assert (pair.peer, pair.device) == (Bdf.parse("9:01:00.0".rjust(12, "0")), Bdf.parse("3b:00.0"))
 
 
+GATHER = nccl.TEXT.replace("all_reduce_perf", "all_gather_perf")
+WRONG = nccl.TEXT.replace("372.75       0", "372.75       3")
+
+
 def test_matrices_of_mlc_are_threads_by_memory() -> None:
     one = only(build_runs([directory({"mlc_v3.9.txt": mlc.OUTPUT})], ImportOptions()))
     assert one.run.head.name == "mlc_v3.9"
@@ -312,32 +316,29 @@ def test_matrices_of_mlc_are_threads_by_memory() -> None:
     assert chosen(one, "memory-bandwidth", node=None, variant="triad")[0].value == 390.3414e9
 
 
-def test_several_collectives_of_one_log_are_all_read() -> None:
-    gather = nccl.TEXT.replace("all_reduce_perf", "all_gather_perf")
-    one = only(build_runs([directory({"nccl.log": nccl.TEXT + gather})], ImportOptions()))
-    assert chosen(one, "allreduce-busbw-peak") and chosen(one, "all-gather-busbw-peak")
-
-
-def test_a_collective_that_old_versions_do_not_name_is_named_by_the_file() -> None:
-    one = only(build_runs([directory({"rccl_all_reduce.log": nccl.RCCL})], ImportOptions()))
-    assert chosen(one, "allreduce-busbw-peak")[0].value == 289.16e9
-    nameless = only(build_runs([directory({"rccl.log": nccl.RCCL})], ImportOptions()))
-    assert not chosen(nameless, "allreduce-busbw-peak")
-    assert any(gap.subject == "collective" for gap in nameless.gaps)
-
-
-def test_wrong_data_give_no_figures() -> None:
-    wrong = nccl.TEXT.replace("372.75       0", "372.75       3")
-    one = only(build_runs([directory({"nccl.log": wrong})], ImportOptions()))
-    assert not one.run.samples
-    assert any("wrong values" in gap.reason for gap in one.gaps)
-
-
-def test_a_pair_of_nodes_and_gpus_of_amd_are_read() -> None:
-    one = only(build_runs([directory({"rbt.txt": rocm.MATRICES})], ImportOptions()))
-    assert chosen(one, "h2d-bandwidth", variant=None)[0].value == 55.177e9
-    assert chosen(one, "d2h-bandwidth", variant=None)[0].value == 56.151e9
-    assert chosen(one, "d2d-bandwidth")[0].device == Bdf.parse("0d:00.0")
+@pytest.mark.parametrize(
+    ("name", "text", "figures", "gap"),
+    [
+        ("nccl.log", nccl.TEXT + GATHER, {"allreduce-busbw-peak": 375.81e9}, ""),
+        ("nccl.log", nccl.TEXT + GATHER, {"all-gather-busbw-peak": 375.81e9}, ""),
+        # Old versions do not name the collective: the file does.
+        ("rccl_all_reduce.log", nccl.RCCL, {"allreduce-busbw-peak": 289.16e9}, ""),
+        ("rccl.log", nccl.RCCL, {"allreduce-busbw-peak": None}, "collective"),
+        ("nccl.log", WRONG, {"allreduce-busbw-peak": None}, "wrong values"),
+        ("rbt.txt", rocm.MATRICES, {"h2d-bandwidth": 55.177e9, "d2h-bandwidth": 56.151e9}, ""),
+    ],
+    ids=range(6),
+)
+def test_a_log_has_its_figures_or_a_gap(
+    name: str, text: str, figures: dict[str, float | None], gap: str
+) -> None:
+    one = only(build_runs([directory({name: text})], ImportOptions()))
+    for metric, value in figures.items():
+        found = chosen(one, metric, variant=None)
+        assert (found[0].value if found else None) == value
+    assert not gap or any(gap in str(stated) for stated in one.gaps)
+    copies = chosen(one, "d2d-bandwidth")
+    assert [copy.device for copy in copies] == [Bdf.parse("0d:00.0")] * (name == "rbt.txt")
 
 
 @pytest.mark.parametrize(
@@ -365,9 +366,8 @@ def test_files_are_known_by_what_they_hold(text: str, tool: str | None) -> None:
 
 
 def test_matmul_takes_the_total_and_not_its_three_digits() -> None:
-    assert study_programs.parse_matmul("100 matmuls: 2.115s (21.1ms each)\n") == pytest.approx(
-        21.15e6
-    )
+    took_ns = study_programs.parse_matmul("100 matmuls: 2.115s (21.1ms each)\n")
+    assert took_ns == pytest.approx(21.15e6)
     with pytest.raises(InputError) as refused:
         study_programs.parse_matmul("Traceback\nModuleNotFoundError: No module named 'torch'\n")
     assert "No module named 'torch'" in str(refused.value)

@@ -80,9 +80,8 @@ class Shell:
         argv = [*self._argv, "-c", script]
         fed = (input or "").encode()
         done = subprocess.run(argv, input=fed, capture_output=True, check=False)
-        return ScriptOutput(
-            done.stdout.decode("utf-8", "replace"), done.stderr.decode("utf-8", "replace")
-        )
+        outputs = (done.stdout, done.stderr)
+        return ScriptOutput(*(output.decode("utf-8", "replace") for output in outputs))
 
     def close(self) -> None:
         """Nothing stays open."""
@@ -144,9 +143,8 @@ def test_a_program_gets_its_words_its_input_and_its_variables(machine: RemoteMac
     # More than a terminal takes in a line and holds unread, in letters that pieces cut in two.
     fed = "\n".join("é" * 10_000 for _ in range(12)) + "\nno newline at the end"
     assert machine.run(("cat",), 120, fed).stdout == fed
-    said = machine.run(
-        ("sh", "-c", 'echo "$A"; echo wrong >&2; exit 3'), 120, environment={"A": "b c"}
-    )
+    failing = ("sh", "-c", 'echo "$A"; echo wrong >&2; exit 3')
+    said = machine.run(failing, 120, environment={"A": "b c"})
     assert (said.returncode, said.stdout, said.stderr) == (3, "b c\n", "wrong\n")
 
 
@@ -298,9 +296,8 @@ def sshd(tmp_path: Path) -> Iterator[SshChannel]:
 def test_a_guest_is_reached_by_ssh(sshd: SshChannel) -> None:
 
     machine = RemoteMachine(sshd)
-    said = machine.run(
-        ("sh", "-c", 'cat; echo "$A" >&2; exit 4'), 120, "a'b\n", environment={"A": "$x"}
-    )
+    words = ("sh", "-c", 'cat; echo "$A" >&2; exit 4')
+    said = machine.run(words, 120, "a'b\n", environment={"A": "$x"})
     assert (said.returncode, said.stdout, said.stderr) == (4, "a'b\n", "$x\n")
     with pytest.raises(ToolTimeoutError):
         machine.run(("sleep", "30"), 1)

@@ -59,9 +59,8 @@ def measured(outcome: BenchOutcome) -> Run:
 
 
 def of(outcome: BenchOutcome, metric: str, variant: str | None = None) -> list[Sample]:
-    return [
-        one for one in measured(outcome).samples if (one.metric, one.variant) == (metric, variant)
-    ]
+    samples = measured(outcome).samples
+    return [one for one in samples if (one.metric, one.variant) == (metric, variant)]
 
 
 def ids(outcome: BenchOutcome) -> set[str]:

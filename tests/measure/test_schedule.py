@@ -110,9 +110,8 @@ def test_cores_without_siblings_and_a_single_pu_are_said() -> None:
 
 
 def test_pus_that_the_cgroup_keeps_from_us_are_not_used() -> None:
-    suite = build_suite(
-        even_host(disallowed="0-3"), EVERYTHING, SuiteOptions((SuiteGroup.CPU_ALL,))
-    )
+    options = SuiteOptions((SuiteGroup.CPU_ALL,))
+    suite = build_suite(even_host(disallowed="0-3"), EVERYTHING, options)
     assert suite.tests[0].argv[-1] == "4-15"
 
 

@@ -31,12 +31,12 @@ from homenode.measure.tool_setup import (
     setup_plan,
     take_back,
 )
+from homenode.process import run
 from tests.https_proxy import certificate, proxy
 from tests.processes import wait_for, wait_for_end, write_program
 
-MISSING = [
-    name for name in ("curl", "git", "cmake", "make", "c++", "openssl") if not shutil.which(name)
-]
+NEEDS = ("curl", "git", "cmake", "make", "c++", "openssl")
+MISSING = [name for name in NEEDS if not shutil.which(name)]
 pytestmark = pytest.mark.skipif(bool(MISSING), reason=f"not installed: {', '.join(MISSING)}")
 
 PROGRAM = "#include <cstdio>\nint main() { std::puts(BUILT_FOR); }\n"
@@ -151,9 +151,8 @@ def test_what_a_server_lacks_is_reported(cuda: Path, asked: list[str], tmp_path:
 def test_a_commit_is_built(cuda: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     served = tmp_path / "served" / "ROCm" / "rccl-tests.git"
     served.mkdir(parents=True)
-    (served / "CMakeLists.txt").write_text(
-        CMAKE.format(program="all_reduce_perf", targets="GPU_TARGETS")
-    )
+    text = CMAKE.format(program="all_reduce_perf", targets="GPU_TARGETS")
+    (served / "CMakeLists.txt").write_text(text)
     (served / "tool.cpp").write_text(PROGRAM)
     monkeypatch.setenv("HOME", str(tmp_path))
     (tmp_path / ".gitconfig").write_text(
@@ -162,10 +161,7 @@ def test_a_commit_is_built(cuda: Path, tmp_path: Path, monkeypatch: pytest.Monke
     )
 
     def git(*words: str) -> str:
-        done = subprocess.run(
-            ["git", "-C", str(served), *words], capture_output=True, text=True, check=True
-        )
-        return done.stdout.strip()
+        return run(("git", "-C", str(served), *words), 60).stdout_or_raise().strip()
 
     git("init", "--quiet")
     git("add", ".")

@@ -83,15 +83,8 @@ def test_host_copies_have_the_gpus_rates_by_address() -> None:
             assert found == {gpu: pytest.approx(rate, rel=0.01) for gpu in gpus}, variant
         assert values(figures, metric, "sm") == {gpu: pytest.approx(30e9, rel=0.01) for gpu in gpus}
     assert figures.gpu_names == ("NVIDIA Stand-in",)
-    assert ("tool PyTorch", "2.99.0+standin, cuda 13.2") in [
-        (c.name, c.value) for c in figures.conditions
-    ]
-
-
-def test_the_copying_threads_place_is_recorded() -> None:
-    (run,) = torch_report.parse(copies("small-copies"))
-    places = {figure.thread for figure in run.results}
-    assert places and all(place.node is None or place.node >= 0 for place in places)
+    conditions = {condition.name: condition.value for condition in figures.conditions}
+    assert conditions["tool PyTorch"] == "2.99.0+standin, cuda 13.2"
 
 
 def test_a_bound_run_is_a_row_of_the_matrix() -> None:
@@ -196,7 +189,12 @@ def test_a_node_that_is_not_there_is_refused() -> None:
 
 
 def test_small_copies_are_times_by_size() -> None:
-    figures = read(copies("small-copies"))
+    """And the place of the thread that copies is recorded."""
+    output = copies("small-copies")
+    (run,) = torch_report.parse(output)
+    places = {figure.thread for figure in run.results}
+    assert places and all(place.node is None or place.node >= 0 for place in places)
+    figures = read(output)
     sizes = {one.size_bytes for one in figures.samples}
     assert sizes == {8, 4096, 65536}
     assert {one.metric for one in figures.samples} == {"h2d-copy-time", "d2h-copy-time"}
@@ -204,8 +202,12 @@ def test_small_copies_are_times_by_size() -> None:
 
 
 def test_copies_within_a_gpu_count_each_byte_once() -> None:
-    found = values(read(copies("local-copy")), "d2d-bandwidth")
-    assert list(found.values()) == [pytest.approx(1e12, rel=0.01)] * 2
+    """And the samples of each GPU are numbered."""
+    figures = read(copies("local-copy"))
+    rates = list(values(figures, "d2d-bandwidth").values())
+    assert rates == [pytest.approx(1e12, rel=0.01)] * 2
+    first = [one.number for one in figures.samples if one.device == Bdf.parse(GPUS[0])]
+    assert first == list(range(len(first))) and len(first) >= 5
 
 
 def test_peer_copies_are_a_matrix_of_pairs() -> None:
@@ -256,9 +258,8 @@ def test_a_gpus_clock_that_tells_more_than_has_passed_is_refused() -> None:
 
 
 def test_access_that_hangs_ends_the_program_and_keeps_what_was_measured() -> None:
-    ended = run_program(
-        "torch_copies", "peer-copies", "--seconds", "0.01", "--stall", "0.5", hangs="p2p"
-    )
+    words = "torch_copies peer-copies --seconds 0.01 --stall 0.5"
+    ended = run_program(*words.split(), hangs="p2p")
     (run,) = torch_report.parse(ended.stdout_or_raise())
     assert run.stalled == f"p2p-bandwidth {GPUS[0]} to {GPUS[1]}"
     with pytest.raises(ParseError, match="stopped itself there"):
@@ -288,13 +289,6 @@ def test_without_pytorch_the_message_names_the_package() -> None:
 def test_pytorch_without_a_gpu_is_reported() -> None:
     ended = run_program("torch_copies", "matmul", addresses=[])
     assert "no usable GPU" in (ended.failure() or "")
-
-
-def test_samples_of_one_series_are_numbered() -> None:
-    figures = read(copies("local-copy"))
-    first = [one.number for one in figures.samples if one.device == Bdf.parse(GPUS[0])]
-    assert first == list(range(len(first)))
-    assert len(first) >= 5
 
 
 def test_a_watched_tool_keeps_its_output_and_tells_where_its_threads_ran() -> None:

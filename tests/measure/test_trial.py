@@ -17,6 +17,7 @@ from homenode.decide.alternative import group_by_argument
 from homenode.decide.compare import compare
 from homenode.decide.comparison import EvidenceLevel
 from homenode.decide.machine_facts import collect_run_facts
+from homenode.decide.recommendation import Recommendation
 from homenode.decide.sentences import format_sentence
 from homenode.decide.trial_conclusion import Conclusion, conclude
 from homenode.errors import HostError, UsageError
@@ -85,6 +86,10 @@ def conclusion(head: TrialHead, journal: TrialJournal) -> Conclusion:
     return conclude(runs, head.argument, URI, words, machine)
 
 
+def bandwidth(found: Conclusion) -> list[Recommendation]:
+    return [one for one in found.recommendations if one.objective is Objective.MEMORY_BANDWIDTH]
+
+
 @pytest.mark.parametrize(
     ("effects", "best"),
     [
@@ -99,9 +104,7 @@ def test_known_effects_come_to_the_right_verdict(
     head, journal = run(tmp_path, SimulatedReach(daemon, effects), boots=3)
     assert get_outcome_code(journal.load().state) == 0
     found = conclusion(head, journal)
-    verdict = next(
-        one for one in found.recommendations if one.objective is Objective.MEMORY_BANDWIDTH
-    )
+    (verdict,) = bandwidth(found)
     assert str(verdict.choice).split(", ")[0] == best, format_sentence(verdict)
     assert (verdict.level is EvidenceLevel.NO_DIFFERENCE) is (effects is EQUAL)
     bound = "pin-numa" if best == "pin-numa" else "pin-bound"
@@ -110,25 +113,18 @@ def test_known_effects_come_to_the_right_verdict(
     assert command == f"homenode apply {UUID} --policy spread --layout {bound}"
     assert daemon.definition() == ORIGINAL
     comparison = compare(group_by_argument([("trial", runs_of(head, journal))]))
-    effect = next(
-        one
-        for one in comparison.effects
-        if one.alternative.startswith("pin-numa")
-        and one.primary
-        and one.metric == "memory-bandwidth"
-    )
+    compared = [one for one in comparison.effects if one.metric == "memory-bandwidth"]
+    numa = (one for one in compared if one.alternative.startswith("pin-numa"))
+    effect = next(one for one in numa if one.primary)
     assert effect.boots == (3, 3)
-    assert effect.low is not None
-    assert effect.high is not None
+    assert effect.low is not None and effect.high is not None
     assert effect.low < effects["pin-numa"] < effect.high
 
 
 def test_one_boot_of_each_is_provisional(daemon: StandIn, tmp_path: Path) -> None:
     head, journal = run(tmp_path, SimulatedReach(daemon, CELLS_HELP), boots=1)
     found = conclusion(head, journal)
-    (verdict,) = [
-        one for one in found.recommendations if one.objective is Objective.MEMORY_BANDWIDTH
-    ]
+    (verdict,) = bandwidth(found)
     assert (verdict.level, verdict.boots) == (EvidenceLevel.PROVISIONAL, (1, 1))
 
 
@@ -203,9 +199,8 @@ def test_a_wrong_key_is_named_and_the_rest_goes_on(daemon: StandIn, tmp_path: Pa
 def test_a_guest_left_running_is_not_another_boot(daemon: StandIn, tmp_path: Path) -> None:
     """The boot that failed comes first where the time is up for the round of the one that runs."""
     layouts = ("default", "pin")
-    trial = new_trial(
-        tmp_path, SimulatedReach(daemon, EQUAL), layouts=layouts, boots=2, answer_s=0.1
-    )
+    reach = SimulatedReach(daemon, EQUAL)
+    trial = new_trial(tmp_path, reach, layouts=layouts, boots=2, answer_s=0.1)
     head, journal = trial.head, trial.journal
     first, *_, last = schedule_steps(head)[:3]
     trial = replace(trial, reach=SimulatedReach(daemon, EQUAL, silent=(first.variant,)))
@@ -432,15 +427,13 @@ def test_obstacles_are_found_before_the_first_boot(daemon: StandIn, tmp_path: Pa
     daemon.put("saved", "no")
     asked = wanted(tmp_path / "results")
     pools = (PagePool(2 << 20, 300, 200),)
-    small = structs.replace(
-        host(), nodes=tuple(structs.replace(one, page_pools=pools) for one in host().nodes)
-    )
+    nodes = tuple(structs.replace(node, page_pools=pools) for node in host().nodes)
+    small = structs.replace(host(), nodes=nodes)
     asked = replace(asked, placing=structs.replace(asked.placing, page_bytes=2 << 20))
     found = preflight(Virsh(URI), NAME, asked, small, tmp_path / "state")
     assert all("huge-pages-short" in " ".join(one.against) for one in found.fitted)
-    asked = replace(
-        asked, placing=structs.replace(asked.placing, page_bytes=None, memory_bytes=300 << 30)
-    )
+    placing = structs.replace(asked.placing, page_bytes=None, memory_bytes=300 << 30)
+    asked = replace(asked, placing=placing)
     found = preflight(Virsh(URI), NAME, asked, small, tmp_path / "state")
     assert [one.tuning is None for one in found.fitted] == [False, True, True]
     assert "memory-short" in found.fitted[0].against[0]

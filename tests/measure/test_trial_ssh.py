@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
+from homenode.measure.access.ssh import SshChannel
 from homenode.measure.experiment import Progress
 from homenode.measure.trial import guest
 from homenode.measure.trial.guest import GuestReach
@@ -25,15 +26,17 @@ def patient(daemon: StandIn, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(guest, "DAEMON_S", DAEMON_S)
 
 
+def access_to(guest: SshChannel) -> GuestAccess:
+    return GuestAccess(Transport.SSH, guest.address, guest.user, guest.port, str(guest.key))
+
+
 @pytest.mark.nightly
 def test_a_guest_is_equipped_and_a_wrong_key_is_named(daemon: StandIn, tmp_path: Path) -> None:
     """This machine is not what any layout plans: it is given, and not measured."""
     trial = new_trial(tmp_path, SimulatedReach(daemon, {}), boots=1, layouts=("pin-numa",))
     journal = trial.journal
     with ssh_target(tmp_path) as target:
-        reaching = GuestAccess(
-            Transport.SSH, target.address, target.user, target.port, str(target.key)
-        )
+        reaching = access_to(target)
         known_hosts = journal.path / "known_hosts"
         reach = GuestReach(Virsh(URI), reaching, known_hosts, b"#!/bin/sh\necho probe\n")
         run_whole(replace(trial, reach=reach))
@@ -57,9 +60,7 @@ def test_another_host_key_at_a_later_boot_is_refused(daemon: StandIn, tmp_path: 
     trial = new_trial(tmp_path, SimulatedReach(daemon, {}), boots=2, layouts=("pin-numa",))
     journal = trial.journal
     with ssh_target(tmp_path) as target:
-        reaching = GuestAccess(
-            Transport.SSH, target.address, target.user, target.port, str(target.key)
-        )
+        reaching = access_to(target)
         reach = GuestReach(Virsh(URI), reaching, journal.path / "known_hosts", b"#!/bin/sh\n")
 
         def at_the_second(progress: Progress) -> None:

@@ -1,7 +1,7 @@
 """The audit of jobs, and which of a job's processes count."""
 
 import json
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from itertools import product
 
@@ -86,10 +86,30 @@ def test_the_planted_misplacement_is_named(layout: str) -> None:
     assert findings.checked[0].startswith("5 allocations of GPU jobs on 2 nodes: 4 local")
 
 
-def test_gpus_on_both_sides_of_a_job_that_fits_on_one_are_reported() -> None:
-    spread = Listed(1, ["gpu01"], [0, 16], (3, 4))
-    assert [f.id for f in found(spread)] == ["job-gpus-spread"]
-    assert found(replace(spread, gpus=(0, 1, 2, 3, 4, 5))) == []
+E0 = '[[root]]\nbus = 0xe0\nports = ["gpu"]\n'
+"""A GPU on a node that is not known."""
+
+
+@pytest.mark.parametrize(
+    ("cores", "gpus", "host", "shape", "ids"),
+    [
+        # GPUs on both sides of a job that fits on one
+        ([0, 16], (3, 4), TESTBED, SHAPE, ["job-gpus-spread"]),
+        ([0, 16], range(6), TESTBED, SHAPE, []),
+        ([0, 16], (0,), TESTBED, SHAPE, ["job-cpus-far"]),
+        # The order of GPUs is not that of nodes.
+        (range(24, 28), (0, 1), MI250X, NodeShape(4, 8, 2, 64), []),
+        (range(4), (0, 1), MI250X, NodeShape(4, 8, 2, 64), ["job-gpu-far"]),
+        ([0, 16], range(9), TESTBED + E0, SHAPE, ["job-unjudged"]),
+        ([99], (0,), TESTBED, None, ["job-unjudged"]),
+        ([0], (9,), TESTBED, SHAPE, ["job-unjudged"]),
+    ],
+)
+def test_cores_and_gpus_of_a_job_are_judged_together(
+    cores: Sequence[int], gpus: Sequence[int], host: str, shape: NodeShape | None, ids: list[str]
+) -> None:
+    job = Listed(1, ["gpu01"], cores, gpus)
+    assert [finding.id for finding in found(job, host=host, shape=shape)] == ids
 
 
 @pytest.mark.parametrize(
@@ -111,24 +131,10 @@ def test_gpus_of_another_model_than_the_hosts_are_not_judged() -> None:
         assert [f.id for f in findings] == ids
 
 
-def test_cpus_where_no_gpu_of_the_job_is_are_reported() -> None:
-    assert [f.id for f in found(Listed(1, ["gpu01"], [0, 16], (0,)))] == ["job-cpus-far"]
-
-
-def test_order_of_gpus_is_not_order_of_nodes() -> None:
-    shape = NodeShape(4, 8, 2, 64)
-    near = Listed(1, ["n"], range(24, 28), (0, 1))
-    assert found(near, host=MI250X, shape=shape) == []
-    counted_off = Listed(1, ["n"], range(4), (0, 1))
-    assert [f.id for f in found(counted_off, host=MI250X, shape=shape)] == ["job-gpu-far"]
-
-
 def test_a_machine_unlike_its_node_is_not_judged() -> None:
     findings = found(PLANTED, FILL, shape=NodeShape(2, 32, 2, 128))
     assert [(f.id, f.severity) for f in findings] == [("job-unjudged", Severity.INCONCLUSIVE)]
     assert "2 x 32 x 2" in findings[0].observed
-    assert found(Listed(1, ["n"], [99], (0,)), shape=None)[0].id == "job-unjudged"
-    assert found(Listed(1, ["n"], [0], (9,)))[0].id == "job-unjudged"
 
 
 def test_a_gpu_without_a_node_is_not_judged() -> None:
@@ -147,11 +153,6 @@ def test_a_job_without_listed_cpus_is_not_local() -> None:
     answer = audit(owned(parse_squeue_jobs(json.dumps(document)), machine(TESTBED)))
     assert [(f.id, f.observed) for f in answer.findings] == [("job-unjudged", "Slurm lists none")]
     assert answer.checked[0].endswith("0 local to all of their GPUs, 0 not, 1 unknown")
-
-
-def test_gpus_on_two_nodes_and_one_on_an_unknown_are_judged() -> None:
-    host = TESTBED + '[[root]]\nbus = 0xe0\nports = ["gpu"]\n'
-    assert [f.id for f in found(Listed(1, ["n"], [0, 16], range(9)), host=host)] == ["job-unjudged"]
 
 
 def test_on_gh200_the_node_of_a_gpu_is_the_one_with_cpus() -> None:

@@ -68,9 +68,8 @@ HOSTS = "hgx-h100 gh200x4 small-2n8c-2gpu mi350x-epyc9575f rtx4090-epyc7702 hgx-
 
 def right_gres(host: Host) -> str:
     """A line for each GPU, as a careful administrator writes them."""
-    return "".join(
-        f"Name=gpu File=/dev/nvidia{gpu.index} Cores={gpu.cores}\n" for gpu in gpu_cores(host)
-    )
+    line = "Name=gpu File=/dev/nvidia{} Cores={}\n"
+    return "".join(line.format(gpu.index, gpu.cores) for gpu in gpu_cores(host))
 
 
 @pytest.mark.parametrize("name", HOSTS)

@@ -59,16 +59,21 @@ def test_a_job_that_may_use_all_memory_may_fill_a_gpus() -> None:
     assert finding.fix is not None and "--membind=1" in finding.fix
 
 
-def test_memory_on_another_node_than_the_gpu_is_far() -> None:
-    assert ids(RECORD.replace("1 bind:1", "0-1 bind:0")) == ["job-memory-far"]
-    assert ids(RECORD.replace("1 bind:1", "0 default")) == ["job-memory-far"]
-    # A policy that only prefers keeps nothing away.
-    assert ids(RECORD.replace("1 bind:1", "0-1 prefer:1")) == ["job-memory-open"]
-
-
-def test_a_policy_counts_where_all_tasks_have_one() -> None:
-    both = RECORD.replace("1 bind:1", "0-1 bind:1\ntask 0.1 72-79 0-1 default")
-    assert ids(both) == ["job-memory-open"]
+@pytest.mark.parametrize(
+    ("old", "new", "expected"),
+    [
+        ("1 bind:1", "0-1 bind:0", ["job-memory-far"]),
+        ("1 bind:1", "0 default", ["job-memory-far"]),
+        ("1 bind:1", "0-1 prefer:1", ["job-memory-open"]),  # preferring keeps nothing away
+        ("1 bind:1", "0-1 bind:1\ntask 0.1 72-79 0-1 default", ["job-memory-open"]),
+        ("bind:1", "bind:9-1", []),  # a user's own line stops no audit
+        ("task batch.0 72-79 1 bind:1\n", "", ["job-unjudged"]),
+        ("held 1", "held 5", ["job-unjudged"]),
+        ("held 1", "held", []),
+    ],
+)
+def test_a_record_is_judged_by_its_memory_and_gpus(old: str, new: str, expected: list[str]) -> None:
+    assert ids(RECORD.replace(old, new)) == expected
 
 
 def test_cpus_of_recorded_tasks_are_those_of_the_machine() -> None:
@@ -76,12 +81,6 @@ def test_cpus_of_recorded_tasks_are_those_of_the_machine() -> None:
     finding = judged(text)[0]
     assert finding.id == "job-gpu-far" and finding.subject == "job 7 (train) on gh01"
     assert finding.cost == "distance 40 instead of 10"
-
-
-def test_a_record_without_tasks_or_addresses_is_not_judged() -> None:
-    assert ids(RECORD.replace("task batch.0 72-79 1 bind:1\n", "")) == ["job-unjudged"]
-    assert ids(RECORD.replace("held 1", "held 5")) == ["job-unjudged"]
-    assert ids(RECORD.replace("held 1", "held")) == []
 
 
 def test_gpus_of_several_types_are_not_counted_by_address(tmp_path: Path) -> None:
@@ -320,10 +319,6 @@ def test_a_gpu_of_one_node_or_of_its_own_memory_is_at_the_cpus() -> None:
     assert [gpu.node for gpu in build_recorded_allocation(record).gpus] == [1]
     one = "homenode-slurm-record 1\njob 1\nnode n\nnuma 0 0-7\ngpu 0 0000:01:00.0 -1\nheld 0\n"
     assert ids(one + "task 0.0 0 0 bind:0\n") == []
-
-
-def test_a_users_own_lines_stop_no_audit() -> None:
-    assert ids(RECORD.replace("bind:1", "bind:9-1")) == []
 
 
 @pytest.mark.parametrize("name", ["prolog.sh", "task_prolog.sh", "epilog.sh"])

@@ -110,9 +110,8 @@ def booted(case: Case) -> None:
     facts = build_vm(document)
     outcome = boot_stand_in(document, facts, BootOptions("none", timeout_s=900), case.host)
     assert outcome.guest is not None, f"seed {case.seed}: {outcome.findings}"
-    expected = build_expectation(
-        vm_as_it_runs(case.tuning.plan, facts), document=facts, host=case.host
-    )
+    guest = vm_as_it_runs(case.tuning.plan, facts)
+    expected = build_expectation(guest, document=facts, host=case.host)
     seen = compare_test_guest(expected, outcome.stand_in, outcome.guest)
     found = [one for one in (*outcome.findings, *seen.findings) if are_bad([one])]
     assert not found, f"seed {case.seed}: {found}"

@@ -141,9 +141,8 @@ def test_a_vm_that_runs_is_refused(name: str) -> None:
 def test_a_start_that_libvirt_refuses_is_named_and_leaves_no_open_step(name: str) -> None:
     look = find_startable(SYSTEM, name)
     text = virsh("dumpxml", "--inactive", name).stdout
-    gone = text.replace(
-        "</devices>", "<serial type='dev'><source path='/dev/none'/></serial></devices>"
-    )
+    serial = "<serial type='dev'><source path='/dev/none'/></serial></devices>"
+    gone = text.replace("</devices>", serial)
     assert virsh("define", "/dev/stdin", input=gone).returncode == 0
     assert [one.id for one in verify_paused(look, None, None).findings] == ["start-failed"]
     assert name not in homenode("restore", "--list").stdout

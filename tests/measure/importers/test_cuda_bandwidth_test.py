@@ -37,11 +37,8 @@ NOTE: The CUDA Samples are not meant for performance measurements. Results may v
 def test_each_direction_has_its_bandwidth() -> None:
     run = parse(OUTPUT)
     assert run.devices == ((0, "NVIDIA H200"),)
-    assert [transfer.direction for transfer in run.transfers] == [
-        Direction.HOST_TO_DEVICE,
-        Direction.DEVICE_TO_HOST,
-        Direction.DEVICE_TO_DEVICE,
-    ]
+    ways = [Direction.HOST_TO_DEVICE, Direction.DEVICE_TO_HOST, Direction.DEVICE_TO_DEVICE]
+    assert [transfer.direction for transfer in run.transfers] == ways
     assert [t.bytes_per_s for t in run.transfers] == pytest.approx([55.3e9, 55.1e9, 2901.4e9])
     assert all(t.is_pinned and t.size_bytes == 32_000_000 for t in run.transfers)
     assert run.has_passed is True
@@ -55,9 +52,7 @@ def test_old_versions_print_mb_and_mean_mib() -> None:
 
 
 def test_of_a_range_of_sizes_the_largest_is_kept() -> None:
-    run = parse(
-        OUTPUT.replace("   32000000\t\t\t55.3\n", "   1024\t\t\t0.2\n   32000000\t\t\t55.3\n")
-    )
+    run = parse(OUTPUT.replace("   32000000\t\t\t55.3", "   1024\t\t\t0.2\n   32000000\t\t\t55.3"))
     assert len(run.transfers) == 4
     results = read_cuda_results(run)
     assert [s.value for s in results.samples if s.metric == "h2d-bandwidth"] == [55.3e9]

@@ -108,6 +108,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         if not SLOW.isdisjoint((name, name.partition("::")[0])):
             item.add_marker("slow")
         names = {marker.name for marker in item.iter_markers()}
+        if "root" in names and os.geteuid() != 0:
+            item.add_marker(pytest.mark.skip(reason="needs root"))
         group = _group(
             item.nodeid, names, vars(item.module) if isinstance(item, pytest.Function) else ()
         )

@@ -51,17 +51,17 @@ def python() -> str:
     pytest.skip("no Python here has PyTorch that can use a GPU")
 
 
+def copied(python: str, words: str) -> torch_report.TorchRun:
+    program, order = read_program("torch_copies"), {"CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
+    ended = LocalMachine().run((python, "-", *words.split()), 300, program, environment=order)
+    (run,) = torch_report.parse(ended.stdout_or_raise())
+    return run
+
+
 def medians(python: str, command: str) -> dict[tuple[str, str | None], float]:
     """Medians of the first GPU."""
-    ended = LocalMachine().run(
-        (python, "-", command, "--seconds", "0.5"), 300, read_program("torch_copies")
-    )
-    (run,) = torch_report.parse(ended.stdout_or_raise())
-    return {
-        (one.metric, one.variant): sorted(one.samples)[len(one.samples) // 2]
-        for one in run.results
-        if one.device == 0
-    }
+    first = (one for one in copied(python, f"{command} --seconds 0.5").results if one.device == 0)
+    return {(one.metric, one.variant): sorted(one.samples)[len(one.samples) // 2] for one in first}
 
 
 def test_figures_are_those_of_plain_pytorch(python: str) -> None:
@@ -76,10 +76,7 @@ def test_figures_are_those_of_plain_pytorch(python: str) -> None:
 
 
 def test_every_gpu_has_an_address_that_this_machine_shows(python: str) -> None:
-    ended = LocalMachine().run(
-        (python, "-", "small-copies", "--seconds", "0.1"), 120, read_program("torch_copies")
-    )
-    (run,) = torch_report.parse(ended.stdout_or_raise())
+    run = copied(python, "small-copies --seconds 0.1")
     known = {str(device.bdf) for device in load_host(None).pci_devices}
     assert {device.address for device in run.devices} <= known
 
@@ -88,39 +85,26 @@ def test_the_driver_shows_the_gpus_that_pytorch_sees_in_its_order(python: str) -
     code = "import torch; print(torch.version.hip or '')"
     driver = "hip" if LocalMachine().run((python, "-c", code), 60).stdout.strip() else "cuda"
     order = {"CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
-    said = LocalMachine().run(
-        (python, "-", driver), 60, read_program("gpus_shown"), environment=order
-    )
+    program = read_program("gpus_shown")
+    said = LocalMachine().run((python, "-", driver), 60, program, environment=order)
     shown = parse_shown(said.stdout_or_raise())
-    ended = LocalMachine().run(
-        (python, "-", "small-copies", "--seconds", "0.1"),
-        120,
-        read_program("torch_copies"),
-        environment=order,
-    )
-    (run,) = torch_report.parse(ended.stdout_or_raise())
+    run = copied(python, "small-copies --seconds 0.1")
     assert shown is not None
     assert [str(one) for one in shown.addresses] == [device.address for device in run.devices]
 
 
 def test_host_memory_of_a_bound_run_is_seen_on_its_node(python: str) -> None:
-    node = str(nodes_to_bind()[0])
-    ended = LocalMachine().run(
-        (python, "-", "host-copies", "--seconds", "0.1", "--node", node),
-        120,
-        read_program("torch_copies"),
-    )
-    (run,) = torch_report.parse(ended.stdout_or_raise())
-    assert {one.memory_node for one in run.results} == {int(node)}
+    node = nodes_to_bind()[0]
+    run = copied(python, f"host-copies --seconds 0.1 --node {node}")
+    assert {one.memory_node for one in run.results} == {node}
 
 
 def test_figures_are_those_of_nvbandwidth(python: str) -> None:
     if shutil.which("nvbandwidth") is None:
         pytest.skip("nvbandwidth is not installed")
     host = load_host(None)
-    options = SuiteOptions(
-        (SuiteGroup.GPU_BANDWIDTH, SuiteGroup.GPU_COPY), SuiteDepth.QUICK, python=python
-    )
+    groups = (SuiteGroup.GPU_BANDWIDTH, SuiteGroup.GPU_COPY)
+    options = SuiteOptions(groups, SuiteDepth.QUICK, python=python)
     suite = build_suite(host, {"nvbandwidth", "torch"}, options)
     for test in suite.tests:
         if test.node is not None:
@@ -131,14 +115,9 @@ def test_figures_are_those_of_nvbandwidth(python: str) -> None:
             ended = LocalMachine().run(
                 attempt.argv, attempt.timeout_s, program, environment=dict(attempt.environment)
             )
-            figures = read_step_results(attempt, ended.stdout_or_raise(), host)
-            first = min(one.device for one in figures.samples if one.device is not None)
-            found.append(
-                {
-                    one.metric: one.value
-                    for one in figures.samples
-                    if one.device == first and one.variant is None
-                }
-            )
+            samples = read_step_results(attempt, ended.stdout_or_raise(), host).samples
+            first = min(one.device for one in samples if one.device is not None)
+            own = (one for one in samples if (one.device, one.variant) == (first, None))
+            found.append({one.metric: one.value for one in own})
         for metric in found[0].keys() & found[1].keys():
             assert found[1][metric] == pytest.approx(found[0][metric], rel=0.05), metric

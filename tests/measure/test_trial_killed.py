@@ -40,9 +40,8 @@ Keys = Counter[tuple[object, ...]]
 
 def keys_of(run: Run) -> Keys:
     """What gives the samples of a run apart, and how often."""
-    return Counter(
-        (s.metric, s.variant, s.number, s.size_bytes, s.node, s.state) for s in run.samples
-    )
+    parts = ("metric", "variant", "number", "size_bytes", "node", "state")
+    return Counter(tuple(getattr(one, part) for part in parts) for one in run.samples)
 
 
 class Trials:
@@ -77,10 +76,8 @@ class Trials:
             run_trial(trial_of(head, journal, self.root, self.reach), lock)
 
     def is_done(self) -> bool:
-        known = self.journal.load()
-        return known.head is not None and len(known.state.measured_boots) == len(
-            schedule_steps(known.head)
-        )
+        head, state = self.journal.load().head, self.journal.load().state
+        return head is not None and len(state.measured_boots) == len(schedule_steps(head))
 
     def in_child(self) -> int:
         child = os.fork()
@@ -139,14 +136,11 @@ def check_done(trials: Trials, samples: dict[str, Keys]) -> None:
     assert trials.daemon.definition() == ORIGINAL
     assert not (trials.daemon.state / "id").exists()
     for step in schedule_steps(known.head):
-        said = [
-            e for e in known.entries if e.what == EntryKind.MEASURED and e.number == step.number
-        ]
-        assert len(said) == 1
-        directories = list(trials.results.glob(f"*/{said[0].run}"))
-        assert len(directories) == 1
-        run = read_run(directories[0])
-        assert len(run.samples) == said[0].samples
+        of_step = [entry for entry in known.entries if entry.number == step.number]
+        (said,) = (entry for entry in of_step if entry.what == EntryKind.MEASURED)
+        (directory,) = trials.results.glob(f"*/{said.run}")
+        run = read_run(directory)
+        assert len(run.samples) == said.samples
         assert keys_of(run) == samples[step.variant]
         assert {sample.boot for sample in run.samples} == {0}
         assert len(run.head.boots) == 1, "no boot's samples are mixed with another's"
@@ -155,9 +149,8 @@ def check_done(trials: Trials, samples: dict[str, Keys]) -> None:
 def test_cuts_at_random_lose_and_double_nothing(daemon: StandIn, tmp_path: Path) -> None:
     choose = random.Random(SEED)
     trials = Trials(daemon, tmp_path)
-    documents = preflight(
-        Virsh(URI), NAME, wanted(trials.results, layouts=LAYOUTS), host(), trials.root
-    )
+    asked = wanted(trials.results, layouts=LAYOUTS)
+    documents = preflight(Virsh(URI), NAME, asked, host(), trials.root)
     tunings = (one.tuning for one in documents.fitted if one.tuning is not None)
     known = {ORIGINAL} | {tuning.document.rstrip(b"\n") + b"\n" for tuning in tunings}
     started = time.monotonic()

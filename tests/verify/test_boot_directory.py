@@ -33,7 +33,6 @@ from tests.verify_documents import tuned
 from tests.verify_guests import guest_files
 
 ATTACKER, QEMU = 12345, 54321
-as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can be another user")
 
 
 def as_user(user: int, script: str, *words: str) -> subprocess.CompletedProcess[str]:
@@ -115,7 +114,6 @@ def test_a_report_that_another_user_could_have_written_is_none(
 
 
 @pytest.mark.root
-@as_root
 def test_a_report_of_another_user_is_none(said: GuestOutput) -> None:
     os.chown(said.path, ATTACKER, -1)
     with pytest.raises(HostError, match=f"belongs to user {ATTACKER}"):
@@ -123,7 +121,6 @@ def test_a_report_of_another_user_is_none(said: GuestOutput) -> None:
 
 
 @pytest.mark.root
-@as_root
 def test_a_directory_that_qemu_may_enter_is_closed_to_everybody_else(place: Path) -> None:
     with boot_directory() as directory:
         assert stat.S_IMODE(directory.stat().st_mode) == 0o700
@@ -153,7 +150,6 @@ def test_a_directory_that_qemu_may_enter_is_closed_to_everybody_else(place: Path
 
 
 @pytest.mark.root
-@as_root
 @pytest.mark.parametrize(
     "change",
     [
@@ -173,7 +169,6 @@ def test_no_boot_where_others_replace_us(place: Path, change: Callable[[Path], N
 
 
 @pytest.mark.root
-@as_root
 def test_another_users_link_on_the_way_is_named(tmp_path: Path) -> None:
     way = tmp_path / "way"
     way.symlink_to("/tmp")
@@ -183,7 +178,6 @@ def test_another_users_link_on_the_way_is_named(tmp_path: Path) -> None:
 
 
 @pytest.mark.root
-@as_root
 def test_others_rights_by_an_inherited_list_end_where_one_user_is_let_in(tmp_path: Path) -> None:
     """New files and directories inherit the default access control list of the one above."""
     descriptor = os.open(tmp_path, os.O_RDONLY)
@@ -309,7 +303,6 @@ def attacked(place: Path) -> Iterator[list[str]]:
 
 
 @pytest.mark.root
-@as_root
 def test_an_attacker_at_every_moment_of_making_a_directory_gets_nothing(place: Path) -> None:
     with attacked(place) as won:
         for _ in range(200):
@@ -340,7 +333,6 @@ def verified(directory: Path, connect: str, temporary: Path) -> subprocess.Compl
 @pytest.mark.root
 @pytest.mark.qemu
 @pytest.mark.libvirt
-@as_root
 def test_other_users_change_no_verdict_of_a_boot(place: Path, tmp_path: Path) -> None:
     """The document is sound, and stays so, whatever another user tries meanwhile: libvirt's QEMU,
     which is another user too, is let in."""
@@ -356,7 +348,6 @@ def test_other_users_change_no_verdict_of_a_boot(place: Path, tmp_path: Path) ->
 
 @pytest.mark.nightly
 @pytest.mark.root
-@as_root
 def test_a_boot_in_a_directory_of_another_user_is_not_known(tmp_path: Path) -> None:
     shared = tmp_path / "shared"
     shared.mkdir()

@@ -11,10 +11,15 @@ from tests.virsh_stand_in import StandIn
 
 
 @pytest.fixture
-def daemon(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> StandIn:
+def no_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A machine is looked at twice before a run, and at once."""
+    monkeypatch.setattr(bench_runner, "IDLE_S", 0.0)
+
+
+@pytest.fixture
+def daemon(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, no_waiting: None) -> StandIn:
     daemon = daemon_in(tmp_path / "daemon")
     monkeypatch.setenv("PATH", f"{daemon.bin}:/usr/bin:/bin")
     monkeypatch.setattr(guest, "_BETWEEN_S", 0.01)
     monkeypatch.setattr(guest, "DAEMON_S", 0.2)
-    monkeypatch.setattr(bench_runner, "IDLE_S", 0.0)
     return daemon

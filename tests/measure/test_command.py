@@ -101,12 +101,9 @@ def test_the_users_own_program_needs_no_shell(probe: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "says"),
     [
-        (("mine", "--tests", "stram"), "--tests: unknown test"),
-        (("mine", "--quick", "--full"), "--quick and --full cannot be used together"),
         (("mine", "--app", "true"), "--app requires --metric"),
         (("mine", "--app", "'", "--metric", "(a)"), "--app: not a command"),
         (("mine", "--app", "true", "--metric", "a"), "expected one group"),
-        (("mine", "--layout", "fast"), "unknown layout 'fast'"),
         (("mine", "--cpus", "0-"), "--cpus"),
         (("mine", "--cpus", "60000"), "--cpus 60000: expected CPUs of"),
         (("mine", "--nccl-max-msg", "1"), "is out of range (8 B to 1 TiB)"),

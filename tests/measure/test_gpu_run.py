@@ -22,6 +22,8 @@ from tests.measure.test_step_figures import nvbandwidth_text
 from tests.tools import test_nccl_tests as nccl
 from tests.torch_programs import STAND_IN
 
+pytestmark = pytest.mark.usefixtures("no_waiting")
+
 GPUS = ("0000:11:00.0", "0000:81:00.0")
 
 
@@ -63,11 +65,6 @@ class GpuMachine(FakeMachine):
         environment = settings | dict(self.environments[-1])
         own = (sys.executable, *words[1:])
         return LocalMachine().run(own, timeout_s, input, environment=environment)
-
-
-@pytest.fixture(autouse=True)
-def _no_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(runner, "IDLE_S", 0.0)
 
 
 def run(machine: GpuMachine, root: Path, *groups: SuiteGroup, largest: int = 65536) -> BenchOutcome:

@@ -164,8 +164,7 @@ class JobMachine(gpu_run.GpuMachine):
         return super().run(argv, *rest, **named)
 
 
-def test_a_run_asks_before_it_plans(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(runner, "IDLE_S", 0.0)
+def test_a_run_asks_before_it_plans(tmp_path: Path, no_waiting: None) -> None:
     orders = BenchOptions("x", SuiteOptions((), SuiteDepth.QUICK), repeats=1, vantage=Vantage.HOST)
     ready, _ = runner.inspect(JobMachine(), orders)
     assert not [test for test in ready.record.tests if test.group is SuiteGroup.NCCL]

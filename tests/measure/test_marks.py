@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from homenode.measure import runner
 from homenode.measure.experiment import Progress
 from homenode.measure.results.model import Origin
 from tests import probe_documents
@@ -16,10 +15,7 @@ from tests.bench_machines import FakeMachine
 from tests.measure.test_runner import ORDERS, ids, measured, of, run
 from tests.probe_documents import answer
 
-
-@pytest.fixture(autouse=True)
-def _no_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(runner, "IDLE_S", 0.0)
+pytestmark = pytest.mark.usefixtures("no_waiting")
 
 
 def test_a_busy_neighbour_marks_the_run(tmp_path: Path) -> None:

@@ -69,8 +69,7 @@ def test_gpus_of_a_guest_have_their_hosts_addresses() -> None:
     assert {gpu.node for gpu in head.gpus} == {0, 1}
 
 
-def test_another_guest_only_if_forced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(runner, "IDLE_S", 0.0)
+def test_another_guest_only_if_forced(tmp_path: Path, no_waiting: None) -> None:
     machine = FakeMachine()
     orders = replace(guest_orders(), repeats=1)
     refused = runner.run_bench(machine, orders, tmp_path, lambda progress: None)

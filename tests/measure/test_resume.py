@@ -11,7 +11,6 @@ from msgspec import structs
 from msgspec.structs import replace
 
 from homenode.errors import HomenodeError, UsageError
-from homenode.measure import runner
 from homenode.measure.experiment import Progress
 from homenode.measure.model import BenchOptions, SuiteGroup, SuiteOptions
 from homenode.measure.results.model import Run
@@ -21,16 +20,13 @@ from tests.bench_machines import FakeMachine
 from tests.measure.test_runner import ORDERS, QUICK, run
 from tests.memory_directory import memory_directory
 
+pytestmark = pytest.mark.usefixtures("no_waiting")
+
 
 def untimed(run: Run | None) -> Run:
     """A run without the times at which it happened to be taken."""
     assert run is not None
     return structs.replace(run, head=structs.replace(run.head, started_s=None, ended_s=None))
-
-
-@pytest.fixture(autouse=True)
-def _no_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(runner, "IDLE_S", 0.0)
 
 
 def test_progress_counts_to_the_end_and_the_time_left_shrinks(tmp_path: Path) -> None:

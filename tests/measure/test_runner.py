@@ -33,13 +33,10 @@ from tests import probe_documents
 from tests.bench_machines import FakeMachine
 from tests.probe_documents import FAR, NEAR, answer
 
+pytestmark = pytest.mark.usefixtures("no_waiting")
+
 QUICK = SuiteOptions(depth=SuiteDepth.QUICK)
 ORDERS = BenchOptions("x", QUICK, repeats=2, vantage=Vantage.HOST)
-
-
-@pytest.fixture(autouse=True)
-def _no_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(runner, "IDLE_S", 0.0)
 
 
 def run(

@@ -245,11 +245,6 @@ def test_a_record_that_names_files_elsewhere_is_refused(path: str, tmp_path: Pat
         take_back(tmp_path)
 
 
-def test_setup_does_not_build_and_remove_at_once() -> None:
-    done = homenode("bench", "setup", "--apply", "--remove")
-    assert isinstance(done.exception, UsageError)
-
-
 def test_without_a_driver_nothing_is_built(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write_program(tmp_path / "tools/nvidia-smi", "#!/bin/sh\necho broken >&2; exit 9\n")
     write_program(tmp_path / "tools/rocminfo", "#!/bin/sh\nexit 1\n")

@@ -52,7 +52,6 @@ HERE = ("--policy", "spread")
 @pytest.mark.parametrize(
     ("words", "message", "hint"),
     [
-        ("fast", "unknown layout 'fast'", None),
         ("pin,pin --policy spread", "each once", None),
         ("default --bare-metal", "a layout that pins", "default,pin"),
         (",", "--layouts: missing", "default,pin"),

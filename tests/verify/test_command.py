@@ -112,7 +112,6 @@ def test_without_a_host_a_plan_for_another_machine_is_compared_with_none(files: 
 @pytest.mark.parametrize(
     ("words", "code", "part"),
     [
-        ("", 2, "missing argument VM"),
         ("--guest @guest", 2, "--guest requires VM or --plan"),
         ("--plan @plan --guest @guest --boot", 2, "--boot requires VM"),
         ("/nowhere/vm.xml @host", 2, "no such file"),

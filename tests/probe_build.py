@@ -12,6 +12,8 @@ from typing import Any
 
 import pytest
 
+from tests.processes import run_text
+
 ROOT = Path(__file__).resolve().parents[1]
 OUT = ROOT / "build" / "probe"
 """Where `make probe` builds it: what is there is not compiled again."""
@@ -50,7 +52,7 @@ def make(target: str, *variables: str) -> Path:
     OUT.mkdir(parents=True, exist_ok=True)
     with (OUT / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        done = subprocess.run(command, capture_output=True, text=True, timeout=600, check=False)
+        done = run_text(command, timeout=600)
     assert done.returncode == 0, done.stderr
     return OUT / target
 
@@ -66,14 +68,7 @@ def probe(*arguments: str, timeout_s: float = 300) -> Answer:
 
 
 def run(program: Path, *arguments: str, timeout_s: float = 300) -> Answer:
-    done = subprocess.run(
-        [str(program), *arguments],
-        capture_output=True,
-        text=True,
-        timeout=timeout_s,
-        check=False,
-        stdin=subprocess.DEVNULL,
-    )
+    done = run_text([str(program), *arguments], timeout=timeout_s, stdin=subprocess.DEVNULL)
     return Answer(done.returncode, done.stdout, done.stderr)
 
 

@@ -1,10 +1,12 @@
 """Processes that a test starts, and whether they have ended."""
 
 import os
+import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -27,6 +29,13 @@ def start_child(work: Callable[[], object]) -> int:
         finally:
             os._exit(code)
     return child
+
+
+def run_text(argv: Sequence[str | Path], **options: Any) -> subprocess.CompletedProcess[str]:
+    """A program, run to its end, and what it printed."""
+    done: subprocess.CompletedProcess[str]
+    done = subprocess.run(argv, capture_output=True, text=True, **options)
+    return done
 
 
 def code_of(child: int) -> int:

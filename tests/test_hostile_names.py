@@ -17,6 +17,7 @@ from homenode.text import command_line, operands
 from homenode.vm.targets.registry import find_target
 from homenode.vm.targets.target import Rendering
 from tests.hostile_names import NAMES, SHELL_NAMES, run_shell, stub
+from tests.processes import run_text
 from tests.targets.written import host_named, options, written
 
 GPU = Bdf.parse("0000:81:00.0")
@@ -85,11 +86,8 @@ def test_systemd_starts_the_program_of_a_unit_whatever_its_directory_is_called(
         units[f"u{number}.service"] = name
         (tmp_path / f"u{number}.service").write_text(unit)
     assert len(units) > 30
-    done = subprocess.run(
-        ["systemd-analyze", "verify", *(str(tmp_path / unit) for unit in units)],
-        capture_output=True,
-        text=True,
-        errors="replace",
+    done = run_text(
+        ["systemd-analyze", "verify", *(str(tmp_path / unit) for unit in units)], errors="replace"
     )
     about = [line for line in done.stderr.splitlines() if any(unit in line for unit in units)]
     assert about == []

@@ -6,7 +6,6 @@ without it, is found here.
 
 import ast
 import re
-import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import suppress
@@ -16,6 +15,7 @@ import pytest
 
 import homenode
 from homenode.measure.tools_installed import read_program
+from tests.processes import run_text
 from tests.source_trees import FILES, nodes, tree
 
 PACKAGE = Path(homenode.__file__).parent
@@ -142,15 +142,11 @@ def test_every_program_that_another_machine_gets_runs_in_a_plain_python(path: Pa
 
 def run_alone(*words: str, text: str = "") -> None:
     python = PLAIN if Path(PLAIN[0]).exists() else (sys.executable, *PLAIN[1:])
-    done = subprocess.run(
-        [*python, *words], input=text, capture_output=True, text=True, timeout=60, check=False
-    )
+    done = run_text([*python, *words], input=text, timeout=60)
     assert (done.returncode, done.stderr) == (0, "")
 
 
 @pytest.mark.parametrize("path", SCRIPTS, ids=lambda path: path.name)
 def test_every_script_is_one_that_bash_can_read(path: Path) -> None:
-    done = subprocess.run(
-        ["bash", "-n", path], capture_output=True, text=True, timeout=60, check=False
-    )
+    done = run_text(["bash", "-n", path], timeout=60)
     assert (done.returncode, done.stderr) == (0, "")

@@ -2,7 +2,6 @@
 
 import ast
 import os
-import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -15,13 +14,15 @@ from homenode.measure.access.remote import RemoteMachine
 from homenode.measure.gpu_load_sampling import load_program
 from homenode.measure.gpu_tests import COLLECTIVES, COPIES
 from homenode.measure.tools_installed import ask_for_torch, run_program
+from tests.processes import run_text
 from tests.source_trees import FILES, SOURCE, nodes
 
 HOMENODE = Path(sys.executable).with_name("homenode")
 PROGRAMS = sorted(path.stem for path in (SOURCE / "measure" / "programs").glob("*.py"))
 """Whatever a Python is asked to run, here or in a guest."""
 
-NAMES = (*sorted(sys.stdlib_module_names), "torch", "numpy", "sitecustomize", "usercustomize")
+LIBRARIES = {"torch", "numpy", "sitecustomize", "usercustomize"}
+NAMES = sorted(sys.stdlib_module_names - {"__future__"} | LIBRARIES)
 
 
 @pytest.fixture
@@ -33,11 +34,8 @@ def planted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     marks = tmp_path / "marks"
     marks.mkdir()
     for name in NAMES:
-        if name not in ("__future__",):
-            mark = marks / name
-            (directory / f"{name}.py").write_text(
-                f"open({str(mark)!r}, 'w').close()\nraise ImportError('planted')\n"
-            )
+        text = f"open({str(marks / name)!r}, 'w').close()\nraise ImportError('planted')\n"
+        (directory / f"{name}.py").write_text(text)
     monkeypatch.chdir(directory)
     for variable in ("PYTHONPATH", "LD_LIBRARY_PATH", "PATH"):
         monkeypatch.setenv(variable, f":.:{os.environ.get(variable, '')}")
@@ -54,14 +52,8 @@ class _Shell:
         self._environment = environment
 
     def execute(self, script: str, timeout_s: float, input: str | None = None) -> ScriptOutput:
-        done = subprocess.run(
-            ["sh", "-c", script],
-            input=input or "",
-            capture_output=True,
-            text=True,
-            check=False,
-            env=dict(self._environment),
-            timeout=timeout_s,
+        done = run_text(
+            ["sh", "-c", script], input=input or "", env=dict(self._environment), timeout=timeout_s
         )
         return ScriptOutput(done.stdout, done.stderr)
 
@@ -97,12 +89,8 @@ def test_pytorch_is_not_looked_for_in_the_current_directory(
 ) -> None:
     said = ask_for_torch(machine(), sys.executable, 60.0)
     assert said.stdout.strip() in ("True", "False"), said
-    found = subprocess.run(
-        [sys.executable, "-I", "-c", "import importlib.util as u; print(u.find_spec('torch'))"],
-        capture_output=True,
-        text=True,
-        check=True,
-    )
+    code = "import importlib.util as u; print(u.find_spec('torch'))"
+    found = run_text([sys.executable, "-I", "-c", code], check=True)
     assert (said.stdout.strip() == "True") == (found.stdout.strip() != "None")
     assert not list(planted.iterdir())
 
@@ -121,19 +109,8 @@ def test_the_load_of_the_doctor_imports_nothing_from_the_current_directory(plant
         ("doctor", "--under-load"),
         ("bench", "--name", "x", "--quick", "--tests", "torch-copies", "--results", "results"),
         (
-            "bench",
-            "y",
-            "--quick",
-            "--app",
-            "echo images/s: 3",
-            "--metric",
-            r"images/s: (\d+)",
-            "--tests",
-            "app",
-            "--repeat",
-            "1",
-            "--results",
-            "results",
+            *"bench y --quick --tests app --repeat 1 --results results --app".split(),
+            *("echo images/s: 3", "--metric", r"images/s: (\d+)"),
         ),
         ("show",),
         ("bench", "setup"),
@@ -142,14 +119,7 @@ def test_the_load_of_the_doctor_imports_nothing_from_the_current_directory(plant
 )
 def test_no_command_imports_from_the_current_directory(planted: Path, words: Sequence[str]) -> None:
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
-    done = subprocess.run(
-        [str(HOMENODE), *words],
-        capture_output=True,
-        text=True,
-        env=environment,
-        check=False,
-        timeout=300,
-    )
+    done = run_text([str(HOMENODE), *words], env=environment, timeout=300)
     assert "Traceback" not in done.stderr, done.stderr
     assert not list(planted.iterdir()), done.stderr
 
@@ -158,13 +128,9 @@ def test_the_users_own_packages_are_found_still(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """PyTorch that was installed with pip install --user."""
-    base = subprocess.run(
-        ["python3", "-c", "import site; print(site.getusersitepackages())"],
-        env={"PYTHONUSERBASE": str(tmp_path), "PATH": os.environ["PATH"]},
-        capture_output=True,
-        text=True,
-        check=True,
-    ).stdout.strip()
+    argv = ["python3", "-c", "import site; print(site.getusersitepackages())"]
+    environment = {"PYTHONUSERBASE": str(tmp_path), "PATH": os.environ["PATH"]}
+    base = run_text(argv, env=environment, check=True).stdout.strip()
     home = tmp_path / "home"
     site = home / ".local" / Path(base).relative_to(tmp_path)
     (site / "torch").mkdir(parents=True)

@@ -3,7 +3,6 @@
 import json
 import os
 import shutil
-import subprocess
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -11,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from homenode.machine.snapshot.protocol import MemorySnapshot
+from tests.processes import run_text
 from tests.sysfs_trees import CPU, NODE, cpu_files, pci_function
 from tests.tree_writer import write_tree
 
@@ -50,12 +50,10 @@ def _assert_refused(calls: Sequence[str], paths: Sequence[str]) -> None:
         if shutil.which("setpriv") is None:
             pytest.skip("root ignores modes, and setpriv (util-linux) is not installed")
         before = ROOT_IGNORES_MODES
-    done = subprocess.run(
+    done = run_text(
         [*before, sys.executable, "-c", CALLS],
         input=json.dumps([call.split() for call in calls]),
         cwd=Path(__file__).parents[1],
-        capture_output=True,
-        text=True,
         timeout=300,
         check=True,
     )

@@ -18,6 +18,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.processes import run_text
+
 QEMU = "/usr/bin/qemu-system-x86_64"
 USER = "nobody"
 
@@ -95,13 +97,7 @@ class TwoNodes:
             time.sleep(0.01)
 
     def virsh(self, *words: str) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
-            ["virsh", "-q", "-c", self.uri, *words],
-            capture_output=True,
-            text=True,
-            timeout=180,
-            check=False,
-        )
+        return run_text(["virsh", "-q", "-c", self.uri, *words], timeout=180)
 
 
 @contextmanager

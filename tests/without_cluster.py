@@ -12,6 +12,8 @@ import sys
 import tempfile
 from pathlib import Path
 
+from tests.processes import run_text
+
 ROOT = Path(__file__).parents[1]
 ROOM = "src/homenode/cluster/"
 QUICK = (
@@ -20,9 +22,7 @@ QUICK = (
 
 
 def main() -> int:
-    names = subprocess.run(
-        ["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=True
-    ).stdout.split("\0")
+    names = run_text(["git", "ls-files", "-z"], cwd=ROOT, check=True).stdout.split("\0")
     with tempfile.TemporaryDirectory() as directory:
         for name in filter(None, names):
             if not name.startswith(ROOM) and (ROOT / name).exists():

@@ -6,7 +6,6 @@ import re
 import select
 import shutil
 import signal
-import subprocess
 import sys
 import time
 from itertools import product
@@ -16,6 +15,7 @@ import pytest
 
 from homenode.cli import help as completion
 from tests.command_line import has_cluster
+from tests.processes import run_text
 from tests.seeds import part
 
 VMS = ("gpu-vm", "gpu-vm-2", "web")
@@ -70,12 +70,10 @@ def _environment(directory: Path) -> dict[str, str]:
 
 def _ask_fish(line: str, directory: Path) -> str:
     """What fish would list behind the line."""
-    return subprocess.run(
+    return run_text(
         ["fish", "--no-config", "-c", f"source script.fish; complete -C '{line}'"],
         env=_environment(directory),
         cwd=directory,
-        capture_output=True,
-        text=True,
         check=True,
     ).stdout
 

@@ -1,7 +1,6 @@
 """KubeVirt's own webhooks refuse what `homenode kubevirt check` says that they refuse."""
 
 import json
-import subprocess
 from collections.abc import Iterator, Sequence
 from functools import cache
 from pathlib import Path
@@ -17,6 +16,7 @@ from tests.conformance.builds import absent, directory
 from tests.conformance.judge import Answer, Judge
 from tests.kubevirt.kubevirt_code import PINNED, build
 from tests.kubevirt.vmis import Case, random_case
+from tests.processes import run_text
 
 
 @cache
@@ -63,14 +63,7 @@ def refusals(case: Case) -> list[str]:
 
 def ask(names: Sequence[str]) -> Iterator[Answer]:
     cases = [random_case(Random(f"kubevirt {name}")) for name in names]
-    done = subprocess.run(
-        [_program()],
-        input="\n".join(map(json.dumps, cases)),
-        capture_output=True,
-        text=True,
-        check=True,
-        timeout=600,
-    )
+    done = run_text([_program()], input="\n".join(map(json.dumps, cases)), check=True, timeout=600)
     for name, case, line in zip(names, cases, done.stdout.splitlines(), strict=True):
         ours = refusals(case)
         yield Answer(

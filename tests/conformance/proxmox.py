@@ -4,7 +4,6 @@ import json
 import os
 import re
 import shlex
-import subprocess
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -16,6 +15,7 @@ from tests.conformance.judge import Answer, Example, Facts, Judge
 from tests.conformance.qemu import planned_facts, read_facts
 from tests.conformance.qemu_machine import QEMU, QemuError, for_this_machine, machine_of
 from tests.conformance.vms import Planned, planned_cases
+from tests.processes import run_text
 
 EXAMPLE = Example(
     file=b"""# my VM: description
@@ -79,14 +79,7 @@ def _commands(cases: Sequence[Planned]) -> list[dict[str, Any]]:
         }
         for case in cases
     ]
-    done = subprocess.run(
-        ["perl", PROGRAMS / "proxmox.pl"],
-        input=json.dumps(given),
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=600,
-    )
+    done = run_text(["perl", PROGRAMS / "proxmox.pl"], input=json.dumps(given), timeout=600)
     assert done.returncode == 0, done.stderr[-2000:]
     return [json.loads(line) for line in done.stdout.splitlines()]
 

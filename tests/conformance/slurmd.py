@@ -4,7 +4,6 @@ import os
 import re
 import socket
 import stat
-import subprocess
 from collections.abc import Iterator, Sequence
 from functools import cache
 from pathlib import Path
@@ -17,6 +16,7 @@ from homenode.cpuset import CpuSet
 from homenode.findings import Severity
 from tests.conformance.builds import directory, first_line
 from tests.conformance.judge import Answer, Judge
+from tests.processes import run_text
 from tests.slurm import testbed
 from tests.slurm.gpu_nodes import machine
 
@@ -77,13 +77,7 @@ def kept_gpus(slurm: str, gres: str, node: str = "n") -> dict[int, CpuSet | None
     base = device_files()
     (base / "slurm.conf").write_text(slurm)
     (base / "gres.conf").write_text(gres)
-    done = subprocess.run(
-        ["slurmd", "-G", "-f", base / "slurm.conf", "-N", node],
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=60,
-    )
+    done = run_text(["slurmd", "-G", "-f", base / "slurm.conf", "-N", node], timeout=60)
     assert "auth context" not in done.stderr, "munged does not run, without which it reads no file"
     if done.returncode:
         return None

@@ -3,7 +3,6 @@
 import json
 import os
 import re
-import subprocess
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -13,6 +12,7 @@ from homenode.units import KIB
 from tests.conformance.builds import absent, directory, library
 from tests.conformance.judge import Answer, Example, Facts, Judge
 from tests.conformance.vms import Planned, bdfs_of, cells_of, planned_cases
+from tests.processes import run_text
 
 EXAMPLE = Example(
     file=b"""# a guest
@@ -65,14 +65,7 @@ def _printed(document: bytes, host: Host) -> tuple[dict[str, Any] | None, str]:
         "XEN_CPUS": str(1 + max(pu.index for pu in host.pus)),
         "XEN_NODES": str(1 + max(node.index for node in host.nodes)),
     }
-    done = subprocess.run(
-        [xl, "-N", "create", path],
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=60,
-        env=environment,
-    )
+    done = run_text([xl, "-N", "create", path], timeout=60, env=environment)
     said = re.sub(
         r"Failed to read config file: \S+xl\.conf.*|Parsing config from.*", "", done.stderr
     )

@@ -16,6 +16,7 @@ from homenode.errors import HomenodeError, InputError
 from homenode.machine.snapshot.archive import read_archive
 from homenode.vm.sources import load_host
 from tests.hostile_archives import BOMBS, damaged, host_tar, long_member, member, pax
+from tests.processes import run_text
 from tests.seeds import part
 
 ROOT = Path(__file__).parents[2]
@@ -51,13 +52,7 @@ def test_archives_that_want_time_or_memory_get_little(tmp_path: Path) -> None:
     names = dict(zip(map(str, left), tried, strict=True))
     found: dict[str, str] = {}
     while left:
-        done = subprocess.run(
-            [sys.executable, "-c", READER, str(SECONDS), *map(str, left)],
-            capture_output=True,
-            text=True,
-            check=False,
-            cwd=ROOT,
-        )
+        done = run_text([sys.executable, "-c", READER, str(SECONDS), *map(str, left)], cwd=ROOT)
         said = [json.loads(line) for line in done.stdout.splitlines()]
         found |= {names[path]: text for path, text in said}
         left = left[len(said) :]

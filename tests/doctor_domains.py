@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from functools import cache
 
 from homenode.bdf import Bdf
-from homenode.check.doctor.diagnosis import MeasuredRates, diagnose
+from homenode.check.doctor.diagnosis import diagnose
 from homenode.findings import Finding
 from homenode.machine.pci import DeviceKind
 from homenode.machine.topology import Host
@@ -69,7 +69,7 @@ def topology(sockets: int, cores: int, threads: int = 1, inside: str = "") -> st
     )
 
 
-def cells(vcpus: Sequence[str], gib: int, nodes: Sequence[int], mode: str = "strict") -> str:
+def cells(vcpus: Sequence[str], gib: int) -> str:
     """<numa> of cells with these vCPUs; see binding() for their memory."""
     inside = "".join(
         f"<cell id='{i}' cpus='{each}' memory='{gib // len(vcpus)}' unit='GiB'/>"
@@ -78,7 +78,7 @@ def cells(vcpus: Sequence[str], gib: int, nodes: Sequence[int], mode: str = "str
     return f"<numa>{inside}</numa>"
 
 
-def binding(nodes: Sequence[int], mode: str = "strict", cell_mode: str | None = None) -> str:
+def binding(nodes: Sequence[int], cell_mode: str | None = None) -> str:
     """<numatune> that binds cell i to node i of these; without cell_mode memory as a whole."""
     listed = ",".join(map(str, nodes))
     per_cell = "".join(
@@ -86,15 +86,12 @@ def binding(nodes: Sequence[int], mode: str = "strict", cell_mode: str | None = 
         for i, node in enumerate(nodes)
         if cell_mode
     )
-    return f"<numatune><memory mode='{mode}' nodeset='{listed}'/>{per_cell}</numatune>"
+    return f"<numatune><memory mode='strict' nodeset='{listed}'/>{per_cell}</numatune>"
 
 
-def diagnosed(
-    xml: bytes, on: Host | str, rates: MeasuredRates | None = None
-) -> tuple[Finding, ...]:
+def diagnosed(xml: bytes, on: Host | str) -> tuple[Finding, ...]:
     """What the doctor finds in a domain on a host."""
-    there = host(on) if isinstance(on, str) else on
-    return diagnose(there, open_domain(xml, NAME), rates).findings
+    return diagnose(host(on) if isinstance(on, str) else on, open_domain(xml, NAME)).findings
 
 
 def planned(xml: bytes, on: str, layout: str) -> bytes:

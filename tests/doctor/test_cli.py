@@ -8,6 +8,7 @@ import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
+from typing import cast
 
 import pytest
 from msgspec import structs
@@ -19,10 +20,9 @@ from homenode.cli import retrain
 from homenode.cli import retrain as retrain_command
 from homenode.cli.arguments.check import RetrainArguments, RetrainHookArguments
 from homenode.cli.command import CallError
-from homenode.cli.main import run as program
 from homenode.doc import Text, format_plain
-from homenode.errors import HomenodeError, HostError, InputError, UsageError
-from homenode.findings import Finding, Findings, Gap, GapKind, Severity, add_gaps, finding
+from homenode.errors import HostError, InputError, UsageError
+from homenode.findings import Findings, Gap, GapKind, Severity, add_gaps, finding
 from homenode.formats import encode
 from homenode.machine.pci import PciLink
 from homenode.machine.topology import Host
@@ -44,59 +44,40 @@ SICK, SOUND, H200 = "rtx5090-epyc7702", "rtx4080-i9-14900k", "h200-xeon8558"
 HGX = record_of(host("hgx-h100"))
 
 
-def run(*arguments: str) -> int:
-    """The exit code of the program. Raises what main() would print."""
-    try:
-        program(arguments)
-    except SystemExit as end:
-        return int(str(end.code or 0))
-    return 0
+def found_by(*words: str, code: int = 1) -> list[dict[str, str]]:
+    """The findings of a call with --json."""
+    done = homenode("doctor", *words, "--json")
+    assert done.exit_code == code
+    return cast(list[dict[str, str]], json.loads(done.stdout)["findings"])
 
 
-def test_findings_exit_with_1_and_sound_hosts_with_0(capsys: pytest.CaptureFixture[str]) -> None:
-    assert run("doctor", "--host", SICK) == 1
-    assert "pcie-link-slow" in capsys.readouterr().out
-    assert run("doctor", "--host", SOUND) == 0
-    assert "pcie-" not in capsys.readouterr().out
-
-
-def test_json_is_the_documented_format(capsys: pytest.CaptureFixture[str]) -> None:
-    assert run("doctor", "--host", SICK, "--json") == 1
-    document = json.loads(capsys.readouterr().out)
-    assert document["format"] == "homenode.findings/1"
+def test_json_is_the_documented_format() -> None:
+    done = homenode("doctor", "--host", SICK, "--json")
+    document = json.loads(done.stdout)
+    assert (done.exit_code, document["format"]) == (1, "homenode.findings/1")
     first = document["findings"][0]
     assert (first["id"], first["severity"]) == ("pcie-link-slow", "critical")
     assert all(first[key] for key in ("subject", "expected", "observed", "cost", "fix", "source"))
     assert any("GPU 0000:41:00.0" in line for line in document["checked"])
 
 
-def test_a_domain_comes_from_standard_input(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_domain_comes_from_standard_input() -> None:
     xml = domain(2, pins=[0, 1], gib=2)
-    monkeypatch.setattr(sys, "stdin", SimpleNamespace(buffer=io.BytesIO(xml)))
-    assert run("doctor", "-", "--host", SOUND) == 1  # siblings as cores
+    assert homenode("doctor", "-", "--host", SOUND, input=xml).exit_code == 1  # siblings as cores
 
 
 @pytest.mark.parametrize(
-    "arguments",
+    "words",
     [
-        ("--json", "--prometheus"),
-        ("--h2d", "fast"),
-        ("--h2d", "-1"),
-        ("--known-width", "41:00.0=3"),
-        ("--known-width", "41:00.0"),
-        ("--known-width", "99:00.0=8"),
-        ("--h2d", "99:00.0=25"),
-        ("--h2d", "00:01.0=25"),
-        ("--under-load", "--load-command", '"unclosed'),
-        ("--under-load", "--load-command", ""),
-        ("--under-load",),
-        ("--load-command", "nvbandwidth"),
+        *(f"--h2d,{value}" for value in ("fast", "-1", "99:00.0=25", "00:01.0=25")),
+        *(f"--known-width,{value}" for value in ("41:00.0=3", "41:00.0", "99:00.0=8")),
+        *("--under-load", "--under-load,--load-command,"),
+        '--under-load,--load-command,"unclosed',
     ],
 )
-def test_contradicting_options_are_usage_errors(arguments: tuple[str, ...]) -> None:
-    with pytest.raises(UsageError) as error:
-        run("doctor", "--host", SOUND, *arguments)
-    assert "--help" not in (error.value.hint or "")
+def test_contradicting_options_are_usage_errors(words: str) -> None:
+    error = homenode("doctor", "--host", SOUND, *words.split(",")).exception
+    assert isinstance(error, UsageError) and "--help" not in (error.hint or "")
 
 
 def test_doctor_and_retrain_take_no_option_of_each_other() -> None:
@@ -106,42 +87,34 @@ def test_doctor_and_retrain_take_no_option_of_each_other() -> None:
         for option in ("--host=h", "--expect=e", "--under-load", "--h2d=5", "--prometheus"):
             calls.append((first, "41:00.0", option))
     for call in calls:
-        with pytest.raises(CallError):
-            run("doctor", *call)
+        assert isinstance(homenode("doctor", *call).exception, CallError), call
 
 
 def test_documents_that_cannot_be_read_are_input_errors(tmp_path: Path) -> None:
     (tmp_path / "net.xml").write_text("<network/>")
     for name in ("none.xml", "net.xml"):
-        with pytest.raises(HomenodeError) as error:
-            run("doctor", str(tmp_path / name), "--host", SOUND)
-        assert error.value.exit_code == 2
+        assert homenode("doctor", tmp_path / name, "--host", SOUND).exit_code == 2
 
 
-def test_a_measured_rate_may_be_of_one_gpu(capsys: pytest.CaptureFixture[str]) -> None:
-    assert run("doctor", "--host", "rtx4090-epyc7702", "--h2d", "41:00.0=5.3") == 1
-    out = capsys.readouterr().out
-    assert out.count("h2d-low") == 1 and "0000:41:00.0" in out
+def test_a_measured_rate_may_be_of_one_gpu() -> None:
+    done = homenode("doctor", "--host", "rtx4090-epyc7702", "--h2d", "41:00.0=5.3")
+    assert done.exit_code == 1
+    assert done.stdout.count("h2d-low") == 1 and "0000:41:00.0" in done.stdout
 
 
-def test_a_host_differs_from_the_record_of_another_and_not_from_its_own(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_host_differs_from_the_record_of_another_and_not_from_its_own(tmp_path: Path) -> None:
     record = tmp_path / "host.json"
-    for name in (SOUND, H200, "gh200x4", "x86-2p2n8c16t-gpu-node-unknown"):
+    for name, code in ((SOUND, 0), (H200, 0), ("x86-2p2n8c16t-gpu-node-unknown", 1)):
         record.write_text(encode("host", host(name)))
         for source in (name, str(record)):
-            assert run("doctor", "--host", name, "--expect", source, "--json") in (0, 1)
-            found = json.loads(capsys.readouterr().out)["findings"]
+            found = found_by("--host", name, "--expect", source, code=code)
             assert [one for one in found if one["id"].startswith("drift")] == []
-        assert run("doctor", "--host", name, "--expect", source) in (0, 1)
-        out = capsys.readouterr().out
-        assert "0 findings" not in out or f"differences from {source}" in " ".join(out.split())
-    assert run("doctor", "--host", SICK, "--expect", SOUND, "--json") == 1
-    found = json.loads(capsys.readouterr().out)["findings"]
+        out = " ".join(homenode("doctor", "--host", name, "--expect", source).stdout.split())
+        assert "0 findings" not in out or f"differences from {source}" in out
+    found = found_by("--host", SICK, "--expect", SOUND)
     assert {"drift-topology", "drift-device"} <= {one["id"] for one in found}
-    assert run("doctor", "--host", "hgx-h200", "--expect", "hgx-h100") == 1
-    line, _, head, *_ = capsys.readouterr().out.splitlines()
+    done = homenode("doctor", "--host", "hgx-h200", "--expect", "hgx-h100")
+    line, _, head, *_ = done.stdout.splitlines()
     assert line.endswith(": counts, memory or distances differ from the record")
     assert head.startswith("critical  cores, CPUs and NICs ")
 
@@ -225,15 +198,8 @@ def test_findings_about_a_document_name_the_line() -> None:
 
 
 def test_metrics_escape_what_comes_from_outside() -> None:
-    finding = Finding(
-        id="x",
-        severity=Severity.WARNING,
-        subject='a "b"\n\\c',
-        expected="e",
-        observed="o",
-        source="s",
-    )
-    text = format_prometheus(Findings(checked=(), findings=(finding, finding)), {"host": "h"})
+    odd = finding("cpu-shared", 'a "b"\n\\c', severity=Severity.WARNING)
+    text = format_prometheus(Findings(checked=(), findings=(odd, odd)), {"host": "h"})
     assert 'subject="a \\"b\\"\\n\\\\c"' in text
     assert 'severity="warning"} 2' in text and 'severity="critical"} 0' in text
     assert len([line for line in text.splitlines() if line.startswith("homenode_finding{")]) == 1
@@ -246,24 +212,19 @@ def installed_by_root(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("installed_by_root")
-def test_units_and_hooks_are_printed_for_the_devices(capsys: pytest.CaptureFixture[str]) -> None:
-    retrain_command.retrain(RetrainArguments(devices=GPU, print_unit=True))
-    assert "/homenode doctor retrain 0000:41:00.0 --apply" in capsys.readouterr().out
-    retrain_command.retrain(RetrainArguments(print_hook=True))
-    assert capsys.readouterr().out.startswith("#!/bin/sh")
+def test_units_and_hooks_are_printed_for_the_devices() -> None:
+    unit = homenode("doctor", "retrain", "41:00.0", "--print-unit").stdout
+    assert "/homenode doctor retrain 0000:41:00.0 --apply" in unit
+    assert homenode("doctor", "retrain", "--print-hook").stdout.startswith("#!/bin/sh")
     with pytest.raises(UsageError, match="BDF"):
         retrain_command.retrain(RetrainArguments())
 
 
 @pytest.mark.usefixtures("installed_by_root")
 @pytest.mark.parametrize("option", ["--print-unit", "--print-hook"])
-def test_a_target_goes_into_what_is_printed(
-    option: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert run("doctor", "retrain", "41:00.0", "--target", "3", option) == 0
-    assert " --target 3 " in capsys.readouterr().out
-    with pytest.raises(UsageError, match=r"--target.* 9"):
-        run("doctor", "retrain", "41:00.0", "--target", "9", option)
+def test_a_target_goes_into_what_is_printed(option: str) -> None:
+    done = homenode("doctor", "retrain", "41:00.0", "--target", "3", option)
+    assert done.exit_code == 0 and " --target 3 " in done.stdout
 
 
 def _for_a_group(path: Path) -> None:
@@ -302,12 +263,9 @@ def test_a_program_that_somebody_else_can_change_gets_no_unit_and_no_hook(
         assert why is not None and str(directory / part) in why
         (directory / "opt" / "homenode").chmod(0o777)
         monkeypatch.setattr(sys, "argv", [str(directory / "opt" / "homenode")])
-        for asked in (
-            RetrainArguments(devices=GPU, print_unit=True),
-            RetrainArguments(devices=GPU, print_hook=True),
-        ):
-            with pytest.raises(InputError, match="only root can change"):
-                retrain_command.retrain(asked)
+        for option in ("--print-unit", "--print-hook"):
+            error = homenode("doctor", "retrain", "41:00.0", option).exception
+            assert isinstance(error, InputError) and "only root can change" in str(error)
 
 
 def test_a_hook_never_fails(
@@ -384,13 +342,14 @@ unknown  VMs: the description has none
 
 
 @pytest.mark.parametrize(
-    ("host", "screen"), [("rtx5090-epyc7702", SICK_SCREEN), ("hgx-h100", SOUND_SCREEN)]
+    ("host", "code", "screen"), [(SICK, 1, SICK_SCREEN), ("hgx-h100", 0, SOUND_SCREEN)]
 )
 def test_a_host_is_judged_on_one_screen(
-    host: str, screen: str, monkeypatch: pytest.MonkeyPatch
+    host: str, code: int, screen: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("COLUMNS", "80")
-    assert homenode("doctor", "--host", host, whole=True).stdout == screen
+    done = homenode("doctor", "--host", host, whole=True)
+    assert (done.exit_code, done.stdout) == (code, screen)
 
 
 def test_an_unread_area_is_in_the_first_line() -> None:

@@ -1,5 +1,7 @@
 """What the doctor needs of a host is discovered from sysfs and tools, and absent where unknown."""
 
+from collections.abc import Mapping
+
 import pytest
 from msgspec.structs import replace
 
@@ -16,52 +18,29 @@ from homenode.machine.snapshot.collector import parse_collected
 from homenode.machine.snapshot.contents import COMMAND_OF_NAME
 from homenode.machine.snapshot.gather import gather
 from homenode.machine.snapshot.live import QuietSnapshot
-from homenode.machine.snapshot.protocol import MemorySnapshot, Snapshot
+from homenode.machine.snapshot.protocol import MemorySnapshot
+from homenode.machine.tools.nvidia_smi import parse_query
 from tests.doctor_cases import changed
 from tests.doctor_domains import host
 from tests.rendered.machine import render
 from tests.shared_data import needs_shared, shared
-from tests.sysfs_trees import NODE, cpu_files, snapshot
+from tests.sysfs_trees import CPU, NODE, cpu_files, snapshot
 
 GPU = Bdf.parse("01:00.0")
-REAL = "/0000:01:00.0/"
+OF_GPU = "/sys/devices/pci0000:00/0000:00:01.0/0000:01:00.0"
 
 
-class Overlaid:
-    """A snapshot with more files. files: by the end of their path."""
-
-    def __init__(self, below: Snapshot, files: dict[str, str]) -> None:
-        self._below, self._files = below, files
-
-    @property
-    def name(self) -> str:
-        return self._below.name
-
-    def read_text(self, path: str) -> str | None:
-        for end, text in self._files.items():
-            if path.endswith(end):
-                return text
-        return self._below.read_text(path)
-
-    def list(self, path: str) -> tuple[str, ...] | None:
-        if path.endswith("/cpu0/cpuidle"):
-            return ("state0", "state1", "state2")
-        return ("dmar0",) if path == "/sys/class/iommu" else self._below.list(path)
-
-    def read_link(self, path: str) -> str | None:
-        return self._below.read_link(path)
-
-    def real_path(self, path: str) -> str | None:
-        return self._below.real_path(path)
-
-    def command_output(self, command: str) -> str | None:
-        return self._below.command_output(command)
+def desktop(files: Mapping[str, str] = {}, directories: tuple[str, ...] = ()) -> MemorySnapshot:
+    """The desktop's tree, with more files."""
+    below = render(load_shipped("rtx4080-i9-14900k"))
+    return MemorySnapshot(
+        below.name, {**below.files, **files}, below.links, below.commands, directories
+    )
 
 
-def overlaid(**files: str) -> Overlaid:
+def overlaid(**files: str) -> MemorySnapshot:
     """The desktop's tree; keywords: files of the GPU's directory."""
-    texts = {REAL + name: text for name, text in files.items()}
-    return Overlaid(render(load_shipped("rtx4080-i9-14900k")), texts)
+    return desktop({f"{OF_GPU}/{name}": text for name, text in files.items()})
 
 
 def test_errors_power_and_domains_are_read() -> None:
@@ -70,8 +49,7 @@ def test_errors_power_and_domains_are_read() -> None:
         aer_dev_correctable="RxErr 0\nBadTLP 1200\nTOTAL_ERR_COR 1200\n",
         aer_dev_nonfatal="Undefined 0\nTOTAL_ERR_NONFATAL 0\n",
     )
-    device = discover(tree).find_device(GPU)
-    assert device is not None
+    device = discover(tree).device_at[GPU]
     assert device.power_state == "D3hot"
     assert device.errors == PciErrors((("BadTLP", 1200),))
     assert "pcie-errors-corrected" in {f.id for f in diagnose(discover(tree)).findings}
@@ -82,8 +60,7 @@ def test_errors_power_and_domains_are_read() -> None:
 
 def test_a_device_that_sysfs_lists_and_lspci_cannot_read_is_silent() -> None:
     """The kernel keeps the ids of a GPU that has fallen off the bus."""
-    tree = overlaid()
-    there = discover(tree)
+    there = discover(desktop())
     listing = "0000:01:00.0 VGA compatible controller [0300]: NVIDIA AD103 [10de:2704] (rev ff)\n"
     silent, gaps = add_lspci(there.pci_devices, listing + "\t!!! Unknown header type 7f\n", "lspci")
     found = diagnose(replace(there, pci_devices=silent, gaps=gaps)).findings
@@ -93,31 +70,20 @@ def test_a_device_that_sysfs_lists_and_lspci_cannot_read_is_silent() -> None:
 
 
 def test_what_no_file_tells_is_unknown() -> None:
-    device = discover(render(load_shipped("rtx4080-i9-14900k"))).find_device(GPU)
-    assert device is not None
+    device = discover(desktop()).device_at[GPU]
     unknown = (device.errors, device.power_state, device.iommu_domain, device.acs)
     assert unknown == (None, None, None, None)
-    assert discover(overlaid(power_state="unknown\n")).find_device(GPU) == device
+    assert discover(overlaid(power_state="unknown\n")).device_at[GPU] == device
     settings = host("rtx4080-i9-14900k").settings
     assert (settings.ksm_run, settings.pus_of_idle_latency_us) == (None, None)
 
 
 def test_settings_of_idle_states_ksm_and_iommus_are_read() -> None:
-    tree = Overlaid(
-        render(load_shipped("rtx4080-i9-14900k")),
-        {
-            "/state0/latency": "0\n",
-            "/state1/latency": "127\n",
-            "/state2/latency": "1034\n",
-            "/state0/disable": "0\n",
-            "/state1/disable": "0\n",
-            "/state2/disable": "1\n",
-            "/mm/ksm/run": "1\n",
-            "/scaling_driver": "intel_pstate\n",
-        },
-    )
-    settings = discover(tree).settings
-    # state2 is disabled
+    files = {"/sys/kernel/mm/ksm/run": "1\n", f"{CPU}/cpu0/cpufreq/scaling_driver": "intel_pstate"}
+    for state, (latency_us, disable) in enumerate(((0, 0), (127, 0), (1034, 1))):
+        files[f"{CPU}/cpu0/cpuidle/state{state}/latency"] = f"{latency_us}\n"
+        files[f"{CPU}/cpu0/cpuidle/state{state}/disable"] = f"{disable}\n"
+    settings = discover(desktop(files, ("/sys/class/iommu/dmar0",))).settings
     assert settings.pus_of_idle_latency_us == ((127, CpuSet((0,))),)
     assert (settings.ksm_run, settings.iommus) == (1, ("dmar0",))
     assert settings.scaling_drivers == ("intel_pstate",)
@@ -126,8 +92,7 @@ def test_settings_of_idle_states_ksm_and_iommus_are_read() -> None:
 @pytest.mark.parametrize("text", ["RxErr\n", "RxErr many\n", "3\n"])
 def test_counts_that_are_none_are_a_gap(text: str) -> None:
     found = discover(overlaid(aer_dev_correctable=text))
-    device = found.find_device(GPU)
-    assert device is not None and device.errors is None
+    assert found.device_at[GPU].errors is None
     assert any("aer_dev_correctable" in gap.reason for gap in found.gaps)
 
 
@@ -155,46 +120,28 @@ def test_no_tool_is_asked_in_quiet() -> None:
 def test_acs_target_speeds_and_replays_come_from_tools() -> None:
     listing = shared("machines/lspci/gpud-hgx-h100x8-lspci-vvv.txt").read_text()
     hgx = host_from_lspci(listing, "hgx")
-    port = hgx.find_device(Bdf.parse("17:01.0"))
-    assert port is not None and port.acs == () and port.target_gt_per_s == 32.0
-    redirecting = hgx.find_device(Bdf.parse("82:00.0"))
-    assert redirecting is not None and redirecting.acs is not None
-    assert {"ReqRedir", "CmpltRedir"} <= set(redirecting.acs)
-
-    from homenode.machine.tools.nvidia_smi import parse_query as parse
-
-    query = parse(shared("machines/nvidia-smi/qx-h100.xml").read_text())
+    port = hgx.device_at[Bdf.parse("17:01.0")]
+    assert port.acs == () and port.target_gt_per_s == 32.0
+    redirecting = hgx.device_at[Bdf.parse("82:00.0")]
+    assert {"ReqRedir", "CmpltRedir"} <= set(redirecting.acs or ())
+    query = parse_query(shared("machines/nvidia-smi/qx-h100.xml").read_text())
     assert all(gpu.replays is not None and gpu.replays < 1000 for gpu in query.gpus)
 
 
 def test_interrupts_idle_states_and_governors_are_read_pu_by_pu() -> None:
-    below = render(load_shipped("rtx4080-i9-14900k"))
-    gpu = "/sys/devices/pci0000:00/0000:00:01.0/0000:01:00.0"
-    cpu = "/sys/devices/system/cpu"
-    tree = MemorySnapshot(
-        below.name,
-        {
-            **below.files,
-            f"{gpu}/msi_irqs/101": "msix\n",
-            f"{gpu}/msi_irqs/99": "msix\n",
-            f"{gpu}/msi_irqs/100": "msix\n",
-            "/proc/irq/99/effective_affinity_list": "3\n",
-            "/proc/irq/100/effective_affinity_list": "\n",  # not set up
-            "/proc/irq/101/effective_affinity_list": "0-1\n",
-            **{f"{cpu}/cpu{pu}/cpuidle/state1/latency": "127\n" for pu in range(32)},
-            **{f"{cpu}/cpu{pu}/cpuidle/state2/latency": "1034\n" for pu in range(32)},
-            **{f"{cpu}/cpu{pu}/cpuidle/state2/disable": "1\n" for pu in range(8)},
-            f"{cpu}/cpu0/cpufreq/scaling_governor": "performance\n",
-        },
-        below.links,
-        below.commands,
-        ("/sys/fs/cgroup/system.slice/irqbalance.service",),
-    )
+    files = {
+        "/proc/irq/99/effective_affinity_list": "3\n",
+        "/proc/irq/100/effective_affinity_list": "\n",  # not set up
+        "/proc/irq/101/effective_affinity_list": "0-1\n",
+        **{f"{OF_GPU}/msi_irqs/{number}": "msix\n" for number in (101, 99, 100)},
+        **{f"{CPU}/cpu{pu}/cpuidle/state1/latency": "127\n" for pu in range(32)},
+        **{f"{CPU}/cpu{pu}/cpuidle/state2/latency": "1034\n" for pu in range(32)},
+        **{f"{CPU}/cpu{pu}/cpuidle/state2/disable": "1\n" for pu in range(8)},
+    }
+    tree = desktop(files, ("/sys/fs/cgroup/system.slice/irqbalance.service",))
     for source in (tree, gather(tree).snapshot):
         found = discover(source)
-        device = found.find_device(GPU)
-        assert device is not None
-        assert device.interrupts == (
+        assert found.device_at[GPU].interrupts == (
             PciInterrupt(99, CpuSet((3,))),
             PciInterrupt(101, CpuSet((0, 1))),
         )
@@ -203,35 +150,25 @@ def test_interrupts_idle_states_and_governors_are_read_pu_by_pu() -> None:
             (1034, CpuSet(range(8, 32))),
         )
         assert found.settings.irqbalance is True
-    assert discover(below).settings.irqbalance is None
+    assert discover(desktop()).settings.irqbalance is None
 
 
 def test_a_host_without_an_iommu_has_none_in_its_capture_too() -> None:
-    below = render(load_shipped("rtx4080-i9-14900k"))
-    directories = ("/sys/class/iommu", "/sys/bus/pci/devices")
-    tree = MemorySnapshot("no iommu", below.files, below.links, below.commands, directories)
-    assert discover(gather(tree).snapshot).settings.iommus == ()
-    assert discover(gather(below).snapshot).settings.iommus is None
+    without = desktop(directories=("/sys/class/iommu", "/sys/bus/pci/devices"))
+    for tree, iommus in ((without, ()), (desktop(), None)):
+        assert discover(gather(tree).snapshot).settings.iommus == iommus
 
 
 def test_kernels_without_effective_affinities_tell_where_interrupts_may_go() -> None:
-    below = render(load_shipped("rtx4080-i9-14900k"))
-    gpu = "/sys/devices/pci0000:00/0000:00:01.0/0000:01:00.0"
-    files = {f"{gpu}/msi_irqs/7": "msi\n", "/proc/irq/7/smp_affinity_list": "0-3\n"}
-    tree = MemorySnapshot("old", {**below.files, **files}, below.links, below.commands)
-    device = discover(gather(tree).snapshot).find_device(GPU)
-    assert device is not None and device.interrupts == (PciInterrupt(7, CpuSet(range(4))),)
+    files = {f"{OF_GPU}/msi_irqs/7": "msi\n", "/proc/irq/7/smp_affinity_list": "0-3\n"}
+    device = discover(gather(desktop(files)).snapshot).device_at[GPU]
+    assert device.interrupts == (PciInterrupt(7, CpuSet(range(4))),)
 
 
 def test_a_number_may_stand_last_in_what_a_collector_reads() -> None:
-    text = "\n".join(
-        (
-            "homenode-collector 1",
-            "G sys/bus/pci/devices/*/msi_irqs/[0-9]*",
-            "sys/bus/pci/devices/0000:01:00.0/msi_irqs/99:msix",
-            "Z",
-            "",
-        )
+    text = (
+        "homenode-collector 1\nG sys/bus/pci/devices/*/msi_irqs/[0-9]*\n"
+        "sys/bus/pci/devices/0000:01:00.0/msi_irqs/99:msix\nZ\n"
     )
     read = parse_collected(text, "h")
     assert read.read_text("/sys/bus/pci/devices/0000:01:00.0/msi_irqs/99") == "msix\n"

@@ -9,8 +9,8 @@ from homenode.check.doctor.baseline import compare_fleet, find_drift, find_major
 from homenode.findings import Severity
 from homenode.machine.pci import PciLink
 from homenode.machine.topology import Host
-from tests.doctor.test_cli import run
-from tests.doctor_cases import changed
+from tests.command_line import homenode
+from tests.doctor_cases import changed, without
 from tests.doctor_domains import gpus, host
 
 HGX = "hgx-h100"
@@ -24,12 +24,6 @@ def fleet(count: int, **others: Host) -> list[tuple[str, Host]]:
 def slow(number: int = 0) -> Host:
     bdf = gpus(HGX, 8)[number]
     return changed(host(HGX), lambda d: d.bdf == bdf, link=PciLink(16.0, 16, 32.0, 16))
-
-
-def without_a_gpu() -> Host:
-    there = host(HGX)
-    lost = gpus(HGX, 8)[3]
-    return replace(there, pci_devices=tuple(d for d in there.pci_devices if d.bdf != lost))
 
 
 def test_forty_hosts_that_are_alike_have_no_difference() -> None:
@@ -46,7 +40,8 @@ def test_hosts_with_the_same_difference_are_one_row() -> None:
 
 
 def test_a_host_that_lost_a_gpu_is_still_of_its_kind() -> None:
-    found, _, _ = compare_fleet(fleet(4, lost=without_a_gpu()))
+    lost = without(host(HGX), lambda device: device.bdf == gpus(HGX, 8)[3])
+    found, _, _ = compare_fleet(fleet(4, lost=lost))
     assert {one.finding.id for one in found} == {"drift-device", "drift-topology"}
     assert {one.hosts for one in found} == {("lost",)}
 
@@ -81,9 +76,7 @@ def test_the_majority_is_field_by_field() -> None:
     assert [one.id for one in find_drift(common, slow(0), "HGX")] == ["drift-link"]
 
 
-def test_the_commands_read_a_directory_of_hosts(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_commands_read_a_directory_of_hosts(tmp_path: Path) -> None:
     text = (ROOT / "src/homenode/machine/hosts/hgx-h100.toml").read_text()
     pool = tmp_path / "pool"
     pool.mkdir()
@@ -91,6 +84,5 @@ def test_the_commands_read_a_directory_of_hosts(
         other = text.replace('"1TiB"', '"768GiB"', 1) if number == 2 else text
         named = other.replace('name = "hgx-h100"', f'name = "node{number}"', 1)
         (pool / f"node{number}.toml").write_text(named)
-    assert run("doctor", "--pool", str(pool)) == 1
-    shown = capsys.readouterr().out
-    assert "1 of 4" in shown and "node2" in shown
+    done = homenode("doctor", "--pool", pool)
+    assert done.exit_code == 1 and "1 of 4" in done.stdout and "node2" in done.stdout

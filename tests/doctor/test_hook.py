@@ -1,7 +1,6 @@
 """The libvirt hook and the systemd unit: GPUs only, drops are found, and no VM is stopped."""
 
 import shutil
-import subprocess
 from pathlib import Path
 
 import pytest
@@ -25,6 +24,7 @@ from tests.doctor.test_retrain import AUDIO, GPU, SICK, sick
 from tests.doctor_cases import changed
 from tests.doctor_domains import domain, gpus
 from tests.doctor_domains import host as shipped
+from tests.processes import run_text
 
 SOUND = "rtx4090-epyc7702"
 
@@ -34,17 +34,10 @@ def test_a_unit_runs_before_libvirt_and_a_hook_never_stops_a_vm() -> None:
     assert "Before=libvirtd.service" in unit and "[Install]" in unit and ".socket" not in unit
     assert f"ExecStart=-'/opt/home node/bin/homenode' doctor retrain {GPU} --apply" in unit
     assert "10000:01:00.0" in unit
+    assert "ExecStart=-/opt/5%%/homenode doctor" in render_systemd_unit([GPU], "/opt/5%/homenode")
     hook = render_libvirt_hook("/usr/bin/homenode")
     assert hook.startswith("#!/bin/sh\n") and hook.rstrip().endswith("exit 0")
     assert "virsh" not in hook and "timeout" in hook
-
-
-def test_a_target_that_was_chosen_is_kept_at_boot_and_at_each_start() -> None:
-    unit = render_systemd_unit([GPU], "/usr/bin/homenode", 3)
-    assert f"/usr/bin/homenode doctor retrain {GPU} --target 3 --apply" in unit
-    assert 'doctor hook --target 3 -- "$1" "$2" 2>&1' in render_libvirt_hook("/usr/bin/homenode", 3)
-    assert "ExecStart=-/opt/5%%/homenode doctor" in render_systemd_unit([GPU], "/opt/5%/homenode")
-    assert "--target" not in render_systemd_unit([GPU], "/x") + render_libvirt_hook("/x")
 
 
 _LIBVIRT = {
@@ -64,12 +57,9 @@ def test_systemd_finds_no_circle_in_the_unit_next_to_libvirts(tmp_path: Path) ->
         directory = tmp_path / f"{wants}.target.wants"
         directory.mkdir(exist_ok=True)
         (directory / name).symlink_to(tmp_path / name)
-    said = subprocess.run(
+    said = run_text(
         ["systemd-analyze", "verify", str(tmp_path / UNIT_NAME), "multi-user.target"],
         env={"SYSTEMD_UNIT_PATH": f"{tmp_path}:", "PATH": "/usr/bin:/bin"},
-        capture_output=True,
-        text=True,
-        check=False,
     )
     assert "cycle" not in said.stderr and UNIT_NAME not in said.stderr, said.stderr
 
@@ -106,14 +96,8 @@ def test_the_hook_asks_with_the_domains_xml_and_always_succeeds(
         (planted / name).chmod(0o755)
     for file in (program, logger, hook):
         file.chmod(0o755)
-    done = subprocess.run(
-        [str(hook), *words],
-        input="<domain/>",
-        cwd=planted,
-        env={"PATH": f".:{planted}"},
-        capture_output=True,
-        text=True,
-        check=False,
+    done = run_text(
+        [str(hook), *words], input="<domain/>", cwd=planted, env={"PATH": f".:{planted}"}
     )
     assert (done.returncode, done.stdout) == (0, "")
     assert not (tmp_path / "ran").exists()

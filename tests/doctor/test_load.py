@@ -15,14 +15,16 @@ from homenode.cli import doctor as doctor_command
 from homenode.errors import ToolError, UsageError
 from homenode.findings import Severity
 from homenode.machine.pci import PciLink
+from homenode.machine.snapshot.protocol import MemorySnapshot
 from homenode.machine.topology import Host
 from homenode.measure.gpu_load_sampling import (
+    LoadCopies,
     LoadProgram,
     load_program,
     parse_load_report,
     sample_under_load,
 )
-from tests.doctor_cases import GPU_4080, changed
+from tests.doctor_cases import GPU_4080, link_at
 from tests.doctor_domains import host
 from tests.torch_programs import GPUS, STAND_IN, copies
 
@@ -30,13 +32,12 @@ SOUND = "rtx4080-i9-14900k"
 TORCH = LoadProgram(("python3", "-", "host-copies"), is_torch=True)
 
 
-class _Waking:
+class _Waking(MemorySnapshot):
     """A snapshot of /sys in which the GPU's link wakes up after a few readings: then a file is
     there."""
 
-    name = "waking"
-
     def __init__(self, awake: Path) -> None:
+        super().__init__("waking", {})
         self.readings = 0
         self._awake = awake
 
@@ -49,39 +50,17 @@ class _Waking:
             return "16.0 GT/s PCIe\n"
         return "16\n" if path.endswith("current_link_width") else None
 
-    def list(self, path: str) -> tuple[str, ...] | None:
-        return None
-
-    def read_link(self, path: str) -> str | None:
-        return None
-
-    def real_path(self, path: str) -> str | None:
-        return None
-
-    def command_output(self, command: str) -> str | None:
-        return None
-
 
 def idle() -> Host:
     """The desktop, its GPU at 2.5 GT/s and driven by the host."""
-    link = PciLink(2.5, 16, 16.0, 16)
-    return changed(host(SOUND), lambda d: d.bdf == GPU_4080, link=link, driver="nvidia")
-
-
-def python_with_torch(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A python3 on PATH that has the stand-in for PyTorch."""
-    program = directory / "python3"
-    program.write_text(f'#!/bin/sh\nPYTHONPATH={STAND_IN} exec {sys.executable} "$@"\n')
-    program.chmod(0o755)
-    monkeypatch.setenv("PATH", f"{directory}:/usr/bin:/bin")
+    return link_at(2.5, 16, driver="nvidia")
 
 
 def test_links_are_taken_at_their_fastest_while_the_load_runs(tmp_path: Path) -> None:
     awake = tmp_path / "awake"
     load = load_program(["sh", "-c", f"until [ -e '{awake}' ]; do sleep 0.05; done"])
     busy, reached = sample_under_load(idle(), _Waking(awake), load)
-    device = busy.find_device(GPU_4080)
-    assert device is not None and device.link == PciLink(16.0, 16, 16.0, 16)
+    assert busy.device_at[GPU_4080].link == PciLink(16.0, 16, 16.0, 16)
     assert reached.gpus is None and reached.h2d == {}
 
 
@@ -97,12 +76,8 @@ def test_an_interrupt_ends_the_load(tmp_path: Path) -> None:
     started = tmp_path / "pid"
     load = f"sh -c 'echo $$ > {started}.part; mv {started}.part {started}; exec sleep 3600'"
     words = ["doctor", "--under-load", "--load-command", load]
-    child = subprocess.Popen(
-        [sys.executable, "-m", "homenode.cli.main", *words],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
+    argv, pipe = [sys.executable, "-m", "homenode.cli.main", *words], subprocess.PIPE
+    child = subprocess.Popen(argv, stdout=pipe, stderr=pipe, text=True)
     deadline = time.monotonic() + 300
     while not started.exists() and child.poll() is None and time.monotonic() < deadline:
         time.sleep(0.05)
@@ -113,20 +88,16 @@ def test_an_interrupt_ends_the_load(tmp_path: Path) -> None:
         os.kill(int(started.read_text()), 0)
 
 
-def test_our_own_program_is_the_load_where_pytorch_is(
+def test_our_own_program_is_the_load_where_pytorch_is_and_else_the_message_names_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    python_with_torch(tmp_path, monkeypatch)
+    python = tmp_path / "python3"
+    python.write_text(f'#!/bin/sh\nPYTHONPATH={STAND_IN} exec {sys.executable} "$@"\n')
+    python.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
     program = load_program(None)
     assert program.is_torch and program.argv[0] == "python3"
-
-
-def test_without_any_program_the_message_names_them(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    program = tmp_path / "python3"
-    program.write_text("#!/bin/sh\necho False\n")
-    program.chmod(0o755)
+    python.write_text("#!/bin/sh\necho False\n")
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(UsageError, match="PyTorch"):
         load_program(None)
@@ -157,15 +128,12 @@ def test_only_gpus_that_the_copy_reached_are_faulty_when_slow() -> None:
 def test_rates_of_the_copy_are_judged_unless_the_user_gave_some(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    from homenode.measure import gpu_load_sampling as load_sampling
-    from homenode.measure import gpu_load_sampling as programs
-
-    reached = programs.LoadCopies(frozenset({GPU_4080}), {GPU_4080: 5.3e9})
-    monkeypatch.setattr(load_sampling, "sample_under_load", lambda host, *_: (host, reached))
+    reached = LoadCopies(frozenset({GPU_4080}), {GPU_4080: 5.3e9})
+    sampled = "homenode.measure.gpu_load_sampling.sample_under_load"
+    monkeypatch.setattr(sampled, lambda host, *_: (host, reached))
     _, known = doctor_command._measure_under_load(host(SOUND), MeasuredRates(), "sleep 0")
     assert known.h2d == {GPU_4080: 5.3e9} and known.is_loaded
     assert [f.id for f in diagnose(host(SOUND), None, known).findings] == ["h2d-low"]
-    _, known = doctor_command._measure_under_load(
-        host(SOUND), MeasuredRates(h2d_all=24e9), "sleep 0"
-    )
+    given = MeasuredRates(h2d_all=24e9)
+    _, known = doctor_command._measure_under_load(host(SOUND), given, "sleep 0")
     assert known.h2d == {} and known.h2d_all == 24e9

@@ -3,7 +3,6 @@
 from itertools import product
 
 import pytest
-from msgspec.structs import replace
 
 from homenode.bdf import Bdf
 from homenode.check.doctor.diagnosis import check_peers
@@ -15,6 +14,7 @@ from homenode.machine.peer_route import PeerRoute, RouteWay, list_peer_routes
 from homenode.machine.snapshot.protocol import BoundedSnapshot, MemorySnapshot
 from homenode.machine.topology import Host
 from tests.cpu_time import cpu_time_below
+from tests.doctor_cases import changed
 
 CONTROLS = ("ReqRedir", "CmpltRedir", "UpstreamFwd", "EgressCtrl", "DirectTrans", "TransBlk")
 
@@ -171,13 +171,8 @@ def with_virtual_function(
         "\tKernel driver in use: vfio-pci\n"
     )
     host = host_from_lspci(whole + "\n" + virtual, "made")
-    devices = tuple(
-        replace(one, physical_function=Bdf.parse("03:00.0"))
-        if str(one.bdf) == "0000:03:00.1"
-        else one
-        for one in host.pci_devices
-    )
-    return replace(host, pci_devices=devices)
+    function, owner = Bdf.parse("03:00.1"), Bdf.parse("03:00.0")
+    return changed(host, lambda device: device.bdf == function, physical_function=owner)
 
 
 def test_a_virtual_function_has_its_own_ats_and_the_relaxed_ordering_of_its_owner() -> None:

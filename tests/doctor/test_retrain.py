@@ -31,7 +31,7 @@ from homenode.errors import HostError, InputError, UsageError
 from homenode.findings import Severity
 from homenode.machine.discover.lspci import host_from_lspci
 from homenode.machine.pci import PciDevice
-from homenode.machine.topology import Host, RunningDomain
+from homenode.machine.topology import Host
 from tests.doctor_cases import arc, changed, is_gpu
 from tests.doctor_domains import gpus
 from tests.doctor_domains import host as shipped
@@ -46,6 +46,7 @@ from tests.simulated_config import (
     no_wait,
     retrained,
 )
+from tests.small_hosts import pinned_domain
 
 SICK = "rtx5090-epyc7702"
 GPU = gpus(SICK, 1)[0]
@@ -54,10 +55,9 @@ AUDIO_LIKE = Bdf(GPU.domain, GPU.bus, GPU.device, 5)
 
 def sick(**fields: object) -> Host:
     """The 5090 host, its GPUs given to VFIO; fields: of every function behind the first port."""
-    host = shipped(SICK)
-    port = host.find_device(GPU)
-    assert port is not None
-    return changed(host, lambda d: d.bdf.bus == GPU.bus, **{"driver": "vfio-pci", **fields})
+    return changed(
+        shipped(SICK), lambda d: d.bdf.bus == GPU.bus, **{"driver": "vfio-pci", **fields}
+    )
 
 
 def unused(host: Host) -> dict[Bdf, tuple[str, ...] | None]:
@@ -296,8 +296,7 @@ def test_processes_that_hold_a_group_are_found(
     (tmp_path / "self" / "ns" / "pid").symlink_to("pid:[4026531836]")
     process(1, "init", "/dev/null")
     process(4711, "qemu-system-x86", "/dev/vfio/vfio", "/dev/vfio/77", "socket:[1]")
-    device = shipped(SICK).find_device(GPU)
-    assert device is not None
+    device = shipped(SICK).device_at[GPU]
 
     def holders(of: PciDevice) -> tuple[str, ...] | None:
         return find_holders([of], proc=str(tmp_path), sys=str(tmp_path))[of.bdf]
@@ -406,23 +405,8 @@ def test_an_interrupted_failure_ends_with_the_target_that_was_found(
     assert space.read(port, LINK_CONTROL_2, 2) == 0x1042 and journal.open_entry is None
 
 
-RUNNING = RunningDomain(
-    name="gpu-vm",
-    running=True,
-    vcpu_pins=(),
-    emulator_pus=None,
-    iothread_pus=(),
-    memory_bytes=1,
-    memory_bound=False,
-    memory_by_node=(),
-    page_bytes=None,
-    devices=(GPU,),
-)
-
-
+RUNNING = pinned_domain("", name="gpu-vm", devices=(str(GPU),))
 AUDIO = Bdf(GPU.domain, GPU.bus, GPU.device, 1)
-
-
 USES: dict[str, tuple[Host, dict[Bdf, tuple[str, ...] | None], str]] = {
     "a running domain": (replace(sick(), domains=(RUNNING,)), {}, "running domain 'gpu-vm'"),
     "a driver of the card's audio": (
@@ -463,8 +447,7 @@ def test_a_domain_that_is_shut_off_does_not_refuse() -> None:
 
 
 @pytest.mark.parametrize(
-    ("at", "bits", "words"),
-    [(LINK_CONTROL, 0x10, "disabled"), (LINK_STATUS + 1, 0x08, "training")],
+    ("at", "bits", "words"), [(LINK_CONTROL, 0x10, "disabled"), (LINK_STATUS + 1, 0x08, "training")]
 )
 def test_a_port_in_another_state_refuses(at: int, bits: int, words: str) -> None:
     space = SimulatedConfig(sick())

@@ -114,7 +114,7 @@ def test_the_h200_guests_devices_without_a_node_are_found() -> None:
         gpus(name, 7),
         gib=1024,
         pins=pins,
-        cpu=topology(4, 22, inside=cells([f"{22 * i}-{22 * i + 21}" for i in range(4)], 1024, [])),
+        cpu=topology(4, 22, inside=cells([f"{22 * i}-{22 * i + 21}" for i in range(4)], 1024)),
         more=binding(range(4), cell_mode="strict"),
     )
     found = diagnosed(xml, name)
@@ -128,7 +128,7 @@ def test_the_h200_guests_devices_without_a_node_are_found() -> None:
 )
 def test_cells_may_share_a_socket_and_sockets_a_cell(sockets: int, cut: bool) -> None:
     """As with NPS4, SNC and several packages in a node; what a cell cuts in two is found."""
-    inside = cells([f"{6 * i}-{6 * i + 5}" for i in range(4)], 64, [])
+    inside = cells([f"{6 * i}-{6 * i + 5}" for i in range(4)], 64)
     xml = domain(
         24,
         gib=64,

@@ -21,6 +21,7 @@ from homenode.vm.model import GuestTopology, LayoutRecord, Vm
 from homenode.vm.plan import Plan, Relaxation, Unplannable
 from homenode.vm.plan_options import AUTO, DefinitionSiblings, PlanOptions
 from homenode.vm.sources import load_host
+from tests.command_line import homenode
 from tests.figures import numbers
 from tests.small_hosts import NodeSpec, asking, even_host, host_of, pinned_domain, small_request
 
@@ -280,21 +281,16 @@ cpu = { vendor = "AuthenticAMD", name = "AMD Ryzen 9 7950X", family = 25, model 
 """
 
 
-def test_plan_and_doctor_agree_and_the_doctor_finds_what_was_planned_before(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    from tests.doctor.test_cli import run
-
+def test_plan_and_doctor_agree_and_the_doctor_finds_what_was_planned_before(tmp_path: Path) -> None:
     given, host, bad, again, out = (
         tmp_path / name for name in ("vm.xml", "host.toml", "bad.xml", "again.xml", "out.xml")
     )
     given.write_bytes(DESKTOP)
     host.write_text(RYZEN)
-    run("plan", str(given), "--host", str(host), "-q", "-l", "pin", "-o", str(bad))
-    assert run("doctor", str(bad), "--host", str(host)) == 1
-    run("plan", str(given), "--host", str(host), "-q", "-o", str(out))
-    capsys.readouterr()
-    assert run("doctor", str(out), "--host", str(host), "--json") == 0
-    assert json.loads(capsys.readouterr().out)["findings"] == []
-    run("plan", str(out), "--host", str(host), "-q", "--force", "-o", str(again))
+    homenode("plan", given, "--host", host, "-q", "-l", "pin", "-o", bad)
+    assert homenode("doctor", bad, "--host", host).exit_code == 1
+    homenode("plan", given, "--host", host, "-q", "-o", out)
+    done = homenode("doctor", out, "--host", host, "--json")
+    assert (done.exit_code, json.loads(done.stdout)["findings"]) == (0, [])
+    homenode("plan", out, "--host", host, "-q", "--force", "-o", again)
     assert again.read_bytes() == out.read_bytes()

@@ -1,16 +1,16 @@
 """The file that we write: the host's tree and CPUs, the guest's addresses, each device once."""
 
+from collections.abc import Callable
 from functools import cache
 
 import pytest
-from msgspec import structs
 from msgspec.structs import replace
 
 from homenode.bdf import Bdf
 from homenode.cpuset import CpuSet
 from homenode.errors import InputError
 from homenode.findings import are_bad
-from homenode.machine.pci import DeviceKind, PciLink
+from homenode.machine.pci import DeviceKind, PciDevice, PciLink
 from homenode.machine.topology import Host
 from homenode.nccl.assemble import TopologyFile, assemble_topology
 from homenode.nccl.check import check_topology, compare_topology
@@ -18,7 +18,6 @@ from homenode.nccl.reader import read_topology
 from homenode.nccl.topology import (
     DEFAULT_PATH,
     KEPT_PATH,
-    NcclCpu,
     NcclPci,
     NcclTopology,
     NcclVariant,
@@ -45,10 +44,18 @@ def hgx() -> Host:
 
 @cache
 def hgx_file() -> TopologyFile:
-    document = plan_file(
-        vm((*GPUS, *NICS), vcpus=96), "vm.xml", PlanOptions("pin-numa-pci"), hgx()
-    ).document
-    return assembled(hgx(), document)
+    xml = vm((*GPUS, *NICS), vcpus=96)
+    return assembled(hgx(), plan_file(xml, "vm.xml", PlanOptions("pin-numa-pci"), hgx()).document)
+
+
+@cache
+def small() -> tuple[Host, bytes]:
+    """A host of two nodes, and a VM with the GPU of each."""
+    return load_host("small-2n8c-2gpu"), tuned_for("small-2n8c-2gpu", SMALL, vcpus=4)
+
+
+def with_devices(host: Host, change: Callable[[PciDevice], PciDevice]) -> Host:
+    return replace(host, pci_devices=tuple(map(change, host.pci_devices)))
 
 
 def switches(topology: NcclTopology) -> list[NcclPci]:
@@ -84,13 +91,10 @@ def test_the_hgx_h100_has_2_cpus_8_switch_groups_8_gpus_and_8_nics() -> None:
     kinds = [device.kind for device in made.devices]
     assert (kinds.count(DeviceKind.GPU), kinds.count(DeviceKind.NIC)) == (8, 8)
     # the text of a file that was worked out by hand has the same shape
-    example = read_topology(
-        shared("machines/nccl/EXAMPLE-8gpu-2numa-guest.xml").read_bytes(), "example"
-    )
-    ours = read_topology(text_of(made).encode(), "ours")
-    assert [c.attributes for c in ours.systems[0].children] == [
-        c.attributes for c in example.systems[0].children
-    ]
+    example = shared("machines/nccl/EXAMPLE-8gpu-2numa-guest.xml").read_bytes()
+    theirs, ours = (read_topology(x, "t.xml") for x in (example, text_of(made).encode()))
+    cpus = [[cpu.attributes for cpu in read.systems[0].children] for read in (theirs, ours)]
+    assert cpus[0] == cpus[1]
     assert not made.findings
 
 
@@ -149,11 +153,7 @@ def test_gpus_of_the_other_library_are_refused_by_name() -> None:
         assembled(amd, tuned_for("mi350x-epyc9575f", gpus))
     assert "--rccl" in (caught.value.hint or "")
     with pytest.raises(InputError, match=r"AMD GPUs for RCCL.*10de"):
-        assembled(
-            load_host("small-2n8c-2gpu"),
-            tuned_for("small-2n8c-2gpu", SMALL, vcpus=4),
-            NcclVariant.RCCL,
-        )
+        assembled(*small(), NcclVariant.RCCL)
 
 
 def test_a_flat_guest_still_gets_a_cpu_for_each_host_node_with_the_vcpus_pinned_there() -> None:
@@ -161,21 +161,16 @@ def test_a_flat_guest_still_gets_a_cpu_for_each_host_node_with_the_vcpus_pinned_
     document = tuned_for("epyc-nps4-gpu-nic", (NPS4[0], NPS4[7]), "pin", vcpus=16)
     with pytest.raises(InputError, match="no guest address"):
         assembled(host, document)
-    ports = (
-        "".join(
-            f"<controller type='pci' index='{i}' model='pcie-root-port'>"
-            f"<address type='pci' slot='{i:#x}'/></controller>"
-            for i in (1, 2)
-        )
-        + "<controller type='usb' model='none'/><memballoon model='none'/>"
+    ports = "".join(
+        f"<controller type='pci' index='{i}' model='pcie-root-port'>"
+        f"<address type='pci' slot='{i:#x}'/></controller>"
+        for i in (1, 2)
     )
-    xml = document.replace(b"<hostdev", ports.encode() + b"<hostdev", 1)
+    ports += "<controller type='usb' model='none'/><memballoon model='none'/><hostdev"
+    xml = document.replace(b"<hostdev", ports.encode(), 1)
     for i in (1, 2):
-        xml = xml.replace(
-            b"</source></hostdev>",
-            f"</source><address type='pci' bus='{i}'/></hostdev >".encode(),
-            1,
-        )
+        address = f"</source><address type='pci' bus='{i}'/></hostdev >".encode()
+        xml = xml.replace(b"</source></hostdev>", address, 1)
     made = assembled(host, xml)
     judged(made)
     assert [device.bus_id for device in made.devices] == ["0000:01:00.0", "0000:02:00.0"]
@@ -194,35 +189,26 @@ def test_gh200_is_arm64_without_a_vendor() -> None:
 
 
 def test_a_device_that_is_alone_on_its_node_gets_the_nearest_vcpus() -> None:
-    host = load_host("small-2n8c-2gpu")
-    one_node = plan_file(
-        vm((SMALL[0],), vcpus=4), "vm.xml", PlanOptions("pin-numa-pci"), host
-    ).document.replace(b"bus='0x11'", b"bus='0x81'", 1)
-    made = assembled(host, one_node)
+    host, _ = small()
+    xml = vm((SMALL[0],), vcpus=4)
+    near = plan_file(xml, "vm.xml", PlanOptions("pin-numa-pci"), host).document
+    made = assembled(host, near.replace(b"bus='0x11'", b"bus='0x81'", 1))
     judged(made)
     far = made.topology.cpus[1]
     assert (far.numa_id, far.affinity) == (1, CpuSet(range(4)))
 
 
 def test_a_device_of_unknown_node_is_left_out_with_a_finding() -> None:
-    host = load_host("small-2n8c-2gpu")
-    lost = structs.replace(
-        host,
-        pci_devices=tuple(
-            structs.replace(d, node=None) if str(d.bdf) == SMALL[1] else d for d in host.pci_devices
-        ),
-    )
-    made = assembled(lost, tuned_for("small-2n8c-2gpu", SMALL, vcpus=4))
+    host, xml = small()
+    lost = with_devices(host, lambda d: replace(d, node=None) if str(d.bdf) == SMALL[1] else d)
+    made = assembled(lost, xml)
     assert [str(device.bdf) for device in made.devices] == [SMALL[0]]
     assert [f.id for f in made.findings if f.subject == SMALL[1]] == ["nccl-device-without-node"]
     assert are_bad(made.findings)
 
 
 def test_unknown_links_are_left_to_the_guest_and_those_of_switches_assumed_aloud() -> None:
-    host = load_host("epyc-nps4-gpu-nic")
-    bare = structs.replace(
-        host, pci_devices=tuple(structs.replace(d, link=None) for d in host.pci_devices)
-    )
+    bare = with_devices(load_host("epyc-nps4-gpu-nic"), lambda d: replace(d, link=None))
     made = assembled(bare, tuned_for("epyc-nps4-gpu-nic", (NPS4[0], NPS4_NICS[0])))
     judged(made)
     ids = [f.id for f in made.findings]
@@ -231,43 +217,21 @@ def test_unknown_links_are_left_to_the_guest_and_those_of_switches_assumed_aloud
 
 
 def test_a_link_is_the_lesser_of_both_its_ends_and_not_what_an_idle_device_shows() -> None:
-    host = load_host("small-2n8c-2gpu")
-
-    def with_links(device: PciLink, port: PciLink) -> Host:
-        gpu = host.find_device(Bdf.parse(SMALL[0]))
-        assert gpu is not None
-        links = {gpu.bdf: device, gpu.parent: port}
-        return structs.replace(
-            host,
-            pci_devices=tuple(
-                structs.replace(d, link=links.get(d.bdf, d.link)) for d in host.pci_devices
-            ),
-        )
-
-    xml = tuned_for("small-2n8c-2gpu", SMALL, vcpus=4)
-    idle = with_links(PciLink(2.5, 16, 32.0, 16), PciLink(2.5, 16, 16.0, 8))
+    host, xml = small()
+    gpu = host.device_at[Bdf.parse(SMALL[0])]
+    links = {gpu.bdf: PciLink(2.5, 16, 32.0, 16), gpu.parent: PciLink(2.5, 16, 16.0, 8)}
+    idle = with_devices(host, lambda d: replace(d, link=links.get(d.bdf, d.link)))
     first = next(assembled(idle, xml).topology.list_pcis())
     assert (first.gt_per_s, first.width) == (16.0, 8)
 
 
 def test_nested_switches_stay_nested() -> None:
     host = load_host("epyc-nps4-gpu-nic")
-    gpu = host.find_device(Bdf.parse(NPS4[0]))
-    nic = host.find_device(Bdf.parse(NPS4_NICS[0]))
-    assert gpu is not None and nic is not None and gpu.parent is not None
+    gpu = host.device_at[Bdf.parse(NPS4[0])]
     # the GPU of node 4 moves, with its switch, below the downstream port of node 0's NIC
-    other = next(d for d in host.pci_devices if d.bdf == host.switch_above(Bdf.parse(NPS4[4])))
-    moved = structs.replace(
-        host,
-        pci_devices=tuple(
-            structs.replace(d, parent=gpu.parent)
-            if d.bdf == other.bdf
-            else structs.replace(d, node=gpu.node)
-            if str(d.bdf) == NPS4[4]
-            else d
-            for d in host.pci_devices
-        ),
-    )
+    other = host.switch_above(Bdf.parse(NPS4[4]))
+    moved = with_devices(host, lambda d: replace(d, parent=gpu.parent) if d.bdf == other else d)
+    moved = with_devices(moved, lambda d: replace(d, node=gpu.node) if str(d.bdf) == NPS4[4] else d)
     xml = tuned_for("epyc-nps4-gpu-nic", (NPS4[0], NPS4_NICS[0], NPS4[4]))
     made = assemble_topology(moved, side(xml), NcclVariant.NCCL, "vm.xml")
     outer, inner = switches(made.topology)
@@ -276,9 +240,8 @@ def test_nested_switches_stay_nested() -> None:
 
 
 def test_the_machines_own_cpu_decides_and_a_gap_is_said() -> None:
-    host = load_host("small-2n8c-2gpu")
-    unknown = structs.replace(host, cpu=structs.replace(host.cpu, model=None))
-    made = assembled(unknown, tuned_for("small-2n8c-2gpu", SMALL, vcpus=4))
+    host, xml = small()
+    made = assembled(replace(host, cpu=replace(host.cpu, model=None)), xml)
     judged(made)
     assert "nccl-cpu-unknown" in {f.id for f in made.findings}
     assert "familyid" not in text_of(made) and "modelid" not in text_of(made)
@@ -287,33 +250,30 @@ def test_the_machines_own_cpu_decides_and_a_gap_is_said() -> None:
 @pytest.mark.parametrize("vendor", ['x" numaid="9', "<!--", "a\tb", "a vendor of many letters"])
 def test_a_hosts_odd_vendor_stays_out_of_the_file(vendor: str) -> None:
     host = load_host("epyc-nps4-gpu-nic")
-    odd = structs.replace(host, cpu=structs.replace(host.cpu, vendor=vendor))
+    odd = replace(host, cpu=replace(host.cpu, vendor=vendor))
     made = assembled(odd, tuned_for("epyc-nps4-gpu-nic", (NPS4[0],)))
     judged(made)
     assert vendor not in text_of(made) and [f.id for f in made.findings] == ["nccl-cpu-unknown"]
 
 
 def test_floating_vcpus_belong_to_every_node_with_a_warning() -> None:
-    host = load_host("small-2n8c-2gpu")
-    pinned = side(tuned_for("small-2n8c-2gpu", SMALL, vcpus=4))
-    floating = replace(pinned, vcpu_pins=(None,) * 4, cells=(), node_of_cell=())
+    host, xml = small()
+    floating = replace(side(xml), vcpu_pins=(None,) * 4, cells=(), node_of_cell=())
     made = assemble_topology(host, floating, NcclVariant.NCCL, "vm.xml")
     assert [cpu.affinity for cpu in made.topology.cpus] == [CpuSet(range(4))] * 2
     assert doubts(made) == ["nccl-vcpus-float"]
 
 
 def test_cells_with_bound_memory_say_where_unpinned_vcpus_are() -> None:
-    host = load_host("small-2n8c-2gpu")
-    pinned = side(tuned_for("small-2n8c-2gpu", SMALL, vcpus=4))
-    made = assemble_topology(
-        host, replace(pinned, vcpu_pins=(None,) * 4), NcclVariant.NCCL, "vm.xml"
-    )
+    host, xml = small()
+    unpinned = replace(side(xml), vcpu_pins=(None,) * 4)
+    made = assemble_topology(host, unpinned, NcclVariant.NCCL, "vm.xml")
     assert [str(cpu.affinity) for cpu in made.topology.cpus] == ["0-1", "2-3"]
     assert not doubts(made)
 
 
 def test_nodes_are_numbered_as_linux_meets_their_vcpus() -> None:
-    xml = tuned_for("small-2n8c-2gpu", SMALL, vcpus=4)
+    _, xml = small()
     swapped = xml.replace(b"cpus='0,1'", b"cpus='@'").replace(b"cpus='2,3'", b"cpus='0,1'")
     swapped = swapped.replace(b"cpus='@'", b"cpus='2,3'")
     assert swapped != xml
@@ -325,43 +285,35 @@ def test_nodes_are_numbered_as_linux_meets_their_vcpus() -> None:
 
 def test_a_device_that_the_host_lacks_is_named() -> None:
     with pytest.raises(InputError, match=r"no device 0000:11:00\.0 on host 'h200-xeon8558'"):
-        assembled(load_host("h200-xeon8558"), tuned_for("small-2n8c-2gpu", SMALL, vcpus=4))
+        assembled(load_host("h200-xeon8558"), small()[1])
 
 
 def test_a_guest_without_gpu_and_nic_needs_no_file() -> None:
     with pytest.raises(InputError, match="no passed-through GPU or NIC"):
-        assembled(load_host("small-2n8c-2gpu"), vm(()))
+        assembled(small()[0], vm(()))
 
 
 def test_a_host_without_a_pci_tree_is_refused_with_the_way_to_give_it_one() -> None:
-    host = structs.replace(load_host("small-2n8c-2gpu"), pci_devices=())
+    host, xml = small()
     with pytest.raises(InputError, match="no PCI tree") as caught:
-        assembled(host, tuned_for("small-2n8c-2gpu", SMALL, vcpus=4))
+        assembled(replace(host, pci_devices=()), xml)
     assert "--lspci" in (caught.value.hint or "")
 
 
 def test_more_devices_than_nccl_reads_are_refused_or_warned_of() -> None:
-    host = load_host("small-2n8c-2gpu")
+    host, xml = small()
     bdfs = [Bdf(0, bus, device, 0) for bus in range(0x90, 0x9A) for device in range(32)]
-    nic = next(d for d in host.pci_devices if str(d.bdf) == SMALL[0])
-    crowd = [
-        structs.replace(nic, bdf=bdf, kind=DeviceKind.NIC, class_code=0x020000) for bdf in bdfs
-    ]
-    many = structs.replace(host, pci_devices=(*host.pci_devices, *crowd))
-    guest = side(tuned_for("small-2n8c-2gpu", SMALL, vcpus=4))
-    for count, ids in ((80, []), (90, ["nccl-too-many-nodes"]), (252, None)):
-        crowded = replace(guest, bus_ids=tuple((bdf, bdf) for bdf in bdfs[:count]))
-        if ids is None:
-            with pytest.raises(InputError, match="at most 255 elements"):
-                assemble_topology(
-                    many,
-                    replace(crowded, bus_ids=tuple((b, b) for b in bdfs)),
-                    NcclVariant.NCCL,
-                    "vm.xml",
-                )
-        else:
-            made = assemble_topology(many, crowded, NcclVariant.NCCL, "vm.xml")
-            assert doubts(made) == ids
+    nic = replace(host.device_at[Bdf.parse(SMALL[0])], kind=DeviceKind.NIC, class_code=0x020000)
+    crowd = [replace(nic, bdf=bdf) for bdf in bdfs]
+    many = replace(host, pci_devices=(*host.pci_devices, *crowd))
+
+    def made(count: int) -> TopologyFile:
+        crowded = replace(side(xml), bus_ids=tuple((bdf, bdf) for bdf in bdfs[:count]))
+        return assemble_topology(many, crowded, NcclVariant.NCCL, "vm.xml")
+
+    assert (doubts(made(80)), doubts(made(90))) == ([], ["nccl-too-many-nodes"])
+    with pytest.raises(InputError, match="at most 255 elements"):
+        made(len(bdfs))
 
 
 # ---- judged against the VM
@@ -384,10 +336,8 @@ def test_a_file_for_another_vm_is_distinguished() -> None:
     assert found(swapped) == {"nccl-device-on-other-cpu", "nccl-switch-group"}
     misnamed = good.replace(ids[0], "0000:fe:00.0")
     assert found(misnamed) == {"nccl-device-missing"}
-    assert found(misnamed.replace(ids[2], "0000:fd:00.0")) == {
-        "nccl-device-missing",
-        "nccl-busid-unknown",
-    }
+    both = misnamed.replace(ids[2], "0000:fd:00.0")
+    assert found(both) == {"nccl-device-missing", "nccl-busid-unknown"}
     assert found(good.replace("affinity=", "affinity='1' x=")) == {"nccl-other-vcpus"}
 
 
@@ -395,16 +345,7 @@ def test_a_file_for_another_vm_is_distinguished() -> None:
 
 
 def test_the_snippet_holds_the_file_unchanged_and_copies_it_at_each_boot() -> None:
-    cpu = NcclCpu(
-        numa_id=0,
-        affinity=CpuSet([0]),
-        architecture="x86_64",
-        vendor=None,
-        family=None,
-        model=None,
-        children=(NcclPci(bus_id="0000:01:00.0", class_code=0x030200, gt_per_s=32.0, width=16),),
-    )
-    text = write_topology(NcclTopology(NcclVariant.NCCL, (cpu,)))
+    text = text_of(assembled(*small()))
     snippet = render_cloud_config(text)
     assert snippet.startswith("#cloud-config\nwrite_files:\n")
     block = snippet.partition("content: |\n")[2].partition("  - path:")[0]

@@ -88,8 +88,7 @@ def printed(table: Table, width: int) -> list[str]:
 
 
 @pytest.mark.parametrize(
-    ("width", "first"),
-    [(80, "name    figure  why"), (30, "name    figure"), (13, "host-1:")],
+    ("width", "first"), [(80, "name    figure  why"), (30, "name    figure"), (13, "host-1:")]
 )
 def test_a_table_is_folded_then_shortened_then_a_paragraph_a_row(width: int, first: str) -> None:
     why = "a sentence that is longer than the column may be"

@@ -2,13 +2,11 @@
 
 import re
 import shutil
-import sys
 from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
 
-from homenode.errors import HostError
 from homenode.process import run
 from homenode.show.html import render_pdf
 from tests.published_runs import DIRECTORY
@@ -23,9 +21,12 @@ def has_weasyprint() -> bool:
     return True
 
 
-# A text is evaluated before the test: each process that collects would import it, 0.5 s.
-needs_paper = pytest.mark.skipif("not has_weasyprint()", reason="WeasyPrint cannot be used here")
-needs_poppler = pytest.mark.skipif(shutil.which("pdftotext") is None, reason="no pdftotext")
+pytestmark = [
+    pytest.mark.pdf,
+    # A text is evaluated before the test: each process that collects would import it, 0.5 s.
+    pytest.mark.skipif("not has_weasyprint()", reason="WeasyPrint cannot be used here"),
+    pytest.mark.skipif(shutil.which("pdftotext") is None, reason="no pdftotext"),
+]
 
 
 @pytest.fixture(scope="module")
@@ -51,9 +52,6 @@ def words(path: Path) -> str:
 
 
 @pytest.mark.nightly
-@pytest.mark.pdf
-@needs_paper
-@needs_poppler
 def test_no_word_of_any_page_is_cut_off(whole_pdf: Path) -> None:
     found = pages(whole_pdf)
     assert len(found) > 5
@@ -71,28 +69,14 @@ def test_no_word_of_any_page_is_cut_off(whole_pdf: Path) -> None:
 
 
 @pytest.mark.nightly
-@pytest.mark.pdf
-@needs_paper
-@needs_poppler
 def test_everything_that_is_folded_on_a_screen_is_on_paper(whole_pdf: Path) -> None:
     text = words(whole_pdf)
-    for stated in (
-        "Which layout to run",
-        "Effects and risks",
-        "What is measured",
-        "Caveats (",
-        "Environment",
-        "Sources",
-        "561.2",
-        "page 1 of",
-    ):
+    names = ("Which layout to run", "Effects and risks", "What is measured", "Caveats (")
+    for stated in (*names, "Environment", "Sources", "561.2", "page 1 of", NASTY.partition(">")[0]):
         assert stated in text, stated
 
 
 @pytest.mark.nightly
-@pytest.mark.pdf
-@needs_paper
-@needs_poppler
 def test_no_page_is_half_empty_and_a_machine_takes_few(whole_pdf: Path) -> None:
     found = pages(whole_pdf)
     assert len(found) <= 18
@@ -109,27 +93,15 @@ def test_no_page_is_half_empty_and_a_machine_takes_few(whole_pdf: Path) -> None:
 
 
 @pytest.mark.nightly
-@pytest.mark.pdf
-@needs_paper
-@needs_poppler
 def test_what_was_published_is_a_paper_of_eight_pages(tmp_path: Path) -> None:
     path = tmp_path / "published.pdf"
     assert report(DIRECTORY, "-o", path) == 0
     assert len(pages(path)) <= 8
     text = words(path)
-    for stated in (
-        "What to run",
-        "2.6x to 7.5x",
-        "repair first",
-        "Xen, 2 nodes",
-        "Intervals: 95 %",
-    ):
-        assert stated in text, stated
+    parts = ("What to run", "2.6x to 7.5x", "repair first", "Xen, 2 nodes", "Intervals: 95 %")
+    assert not [stated for stated in parts if stated not in text]
 
 
-@pytest.mark.pdf
-@needs_paper
-@needs_poppler
 def test_a_paper_is_made_again_in_place_and_another_program_s_is_kept(tmp_path: Path) -> None:
     path = tmp_path / "report.pdf"
     assert report(DIRECTORY / "rtx-4080", "-o", path) == 0
@@ -138,16 +110,6 @@ def test_a_paper_is_made_again_in_place_and_another_program_s_is_kept(tmp_path: 
     assert report(DIRECTORY / "rtx-4080", "-o", path) == 2
 
 
-@pytest.mark.nightly
-@pytest.mark.pdf
-@needs_paper
-@needs_poppler
-def test_names_that_mean_harm_are_words_on_paper(whole_pdf: Path) -> None:
-    assert NASTY.partition(">")[0] in words(whole_pdf)
-
-
-@pytest.mark.pdf
-@needs_paper
 def test_nothing_is_fetched_for_paper(tmp_path: Path) -> None:
     secret = tmp_path / "secret.txt"
     secret.write_text("secret", encoding="utf-8")
@@ -159,10 +121,3 @@ def test_nothing_is_fetched_for_paper(tmp_path: Path) -> None:
     assert paper.startswith(b"%PDF")
     assert b"secret" not in paper
     assert b"EmbeddedFile" not in paper
-
-
-def test_without_weasyprint_the_command_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "weasyprint", None)
-    with pytest.raises(HostError) as error:
-        render_pdf("<p>")
-    assert "pip install 'homenode[report]'" in str(error.value)

@@ -193,10 +193,8 @@ def test_without_root_mig_instances_are_those_that_programs_can_use() -> None:
         "  MIG 1g.10gb+me  Device  1: (UUID: MIG-b)\n"
     )
     mig = gpus(without("nvidia-smi-mig", nvidia_smi_list=listed))[0]
-    assert [(p.profile, p.uuid) for p in mig.parts] == [
-        ("3g.40gb", "MIG-a"),
-        ("1g.10gb+me", "MIG-b"),
-    ]
+    parts = [(p.profile, p.uuid) for p in mig.parts]
+    assert parts == [("3g.40gb", "MIG-a"), ("1g.10gb+me", "MIG-b")]
     mig = gpus(without("nvidia-smi-mig"))[0]
     assert [(p.profile, p.number) for p in mig.parts] == [(None, 1), (None, 2)]
     broken = without("nvidia-smi-mig", nvidia_smi_mig="| 0 MIG 1g.10gb x 1 0:1 |")
@@ -212,38 +210,25 @@ def test_amd_smi_counts_partitions_where_sysfs_gives_no_mode() -> None:
         {"gpu_id": 4, "memory": "NPS1", "accelerator_type": "SPX", "partition_id": "1"},
         {"gpu_id": 5, "memory": "NPS1", "accelerator_type": "SPX", "partition_id": 0},
     ]
-    parsed = amd_smi.parse_partitions(
-        "WARNING: no root\n" + json.dumps({"current_partition": rows})
-    )
-    assert [(p.number, p.compute, p.count) for p in parsed] == [
-        (0, "DPX", 2),
-        (2, "CPX", 3),
-        (3, None, 1),
-        (4, "SPX", 1),
-        (5, "SPX", 1),
-    ]
+    text = "WARNING: no root\n" + json.dumps({"current_partition": rows})
+    parsed = [(p.number, p.compute, p.count) for p in amd_smi.parse_partitions(text)]
+    assert parsed[:2] == [(0, "DPX", 2), (2, "CPX", 3)]
+    assert parsed[2:] == [(3, None, 1), (4, "SPX", 1), (5, "SPX", 1)]
     topology = json.dumps([{"gpu": 0, "bdf": "0000:15:00.0"}, {"gpu": 8, "bdf": "0000:85:00.0"}])
     snapshot = render(parse_description(HOST, "parts.toml"))
     files = {p: t for p, t in snapshot.files.items() if not p.endswith("_partition")}
     text = json.dumps({"current_partition": rows[:2]})
-    commands = {
-        **snapshot.commands,
-        "amd-smi-partition": text,
-        "amd-smi-topology": topology,
-    }
+    commands = {**snapshot.commands, "amd-smi-partition": text, "amd-smi-topology": topology}
     found = discover(changed(files=files, commands=commands))
-    cpx = found.find_device(Bdf.parse("15:00.0"))
-    assert cpx is not None and cpx.partition_mode == "DPX"
+    cpx = found.device_at[Bdf.parse("15:00.0")]
+    assert (cpx.partition_mode, cpx.memory_partition_mode) == ("DPX", "NPS1")
     assert cpx.parts == tuple(GpuPart(PartKind.PARTITION, "DPX", number=n) for n in range(2))
-    assert cpx.memory_partition_mode == "NPS1"
 
 
 def test_outputs_of_tools_that_are_cut_or_mixed_up_are_refused_or_read() -> None:
     instances = render(parse_description(HOST, "p")).command_output("nvidia-smi-mig") or ""
-    assert [(i.profile, i.number) for i in nvidia_smi.parse_instances(instances)][:2] == [
-        ("3g.40gb", 1),
-        ("1g.10gb+me", 2),
-    ]
+    parsed = [(i.profile, i.number) for i in nvidia_smi.parse_instances(instances)]
+    assert parsed[:2] == [("3g.40gb", 1), ("1g.10gb+me", 2)]
     assert nvidia_smi.parse_instances("No GPU instances found: Not Found\n") == ()
     with pytest.raises(ParseError):
         nvidia_smi.parse_instances("|   0  MIG 1g.10gb   19   9   2:1 |\n" * 2)

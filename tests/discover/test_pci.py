@@ -7,14 +7,7 @@ import pytest
 from homenode.bdf import Bdf
 from homenode.machine.discover.host import discover
 from homenode.machine.discover.pci_tree import parse_config
-from homenode.machine.pci import (
-    DeviceKind,
-    PciBar,
-    PciLink,
-    PortType,
-    classify_device,
-    is_emulated,
-)
+from homenode.machine.pci import DeviceKind, PciBar, PciLink, PortType, classify_device, is_emulated
 from homenode.machine.snapshot.protocol import MemorySnapshot
 from homenode.machine.topology import Host
 from tests.sysfs_trees import NODE, PCI, cpu_files, pci_function, snapshot
@@ -40,15 +33,11 @@ def _host(
 def test_the_tree_is_read_from_where_the_directories_lie() -> None:
     host = _host(SWITCHED)
     gpu = Bdf.parse("03:00.0")
-    assert [str(b.bdf) for b in host.bridges_above(gpu)] == [
-        "0000:02:00.0",
-        "0000:01:00.0",
-        "0000:00:01.0",
-    ]
+    above = " ".join(str(bridge.bdf) for bridge in host.bridges_above(gpu))
+    assert above == "0000:02:00.0 0000:01:00.0 0000:00:01.0"
     assert host.switch_above(gpu) == Bdf.parse("01:00.0")
-    assert [(root.name, root.domain, root.bus, root.node) for root in host.root_complexes] == [
-        ("pci0000:00", 0, 0, 0)
-    ]
+    (root,) = host.root_complexes
+    assert (root.name, root.domain, root.bus, root.node) == ("pci0000:00", 0, 0, 0)
 
 
 def test_port_types_without_config_space_come_from_the_tree() -> None:
@@ -133,12 +122,8 @@ def test_the_config_file_decides_over_the_tree_and_sysfs_over_its_buses() -> Non
         f"{PCI}/0000:00:01.0/config": config,
     }
     bridge = _host(files).pci_devices[0].bridge
-    assert bridge is not None
-    assert (bridge.port_type, bridge.secondary_bus, bridge.subordinate_bus) == (
-        PortType.SWITCH_DOWNSTREAM,
-        3,
-        7,
-    )
+    assert bridge is not None and bridge.port_type is PortType.SWITCH_DOWNSTREAM
+    assert (bridge.secondary_bus, bridge.subordinate_bus) == (3, 7)
     files |= {
         f"{PCI}/0000:00:01.0/secondary_bus_number": "1\n",
         f"{PCI}/0000:00:01.0/subordinate_bus_number": "2\n",
@@ -148,23 +133,17 @@ def test_the_config_file_decides_over_the_tree_and_sysfs_over_its_buses() -> Non
 
 
 def test_buses_that_nothing_tells_are_those_found_below() -> None:
-    bridges = {str(d.bdf): d.bridge for d in _host(SWITCHED).pci_devices if d.bridge}
-    assert bridges["0000:00:01.0"] is not None
-    assert [
-        (b.secondary_bus, b.subordinate_bus) for b in (bridges["0000:00:01.0"],) if b is not None
-    ] == [(1, 3)]
+    bridge = _host(SWITCHED).device_at[Bdf.parse("00:01.0")].bridge
+    assert bridge is not None and (bridge.secondary_bus, bridge.subordinate_bus) == (1, 3)
 
 
 def test_links_bars_driver_group_and_sriov_are_read() -> None:
     directory = f"{PCI}/{GPU}"
-    resource = "\n".join(
-        [
-            "0x0000214042000000 0x0000214042ffffff 0x000000000014220c",
-            "0x0000000000000000 0x0000000000000000 0x0000000000000000",
-            "0x0000210000000000 0x0000211fffffffff 0x000000000014220c",
-            "0x0000000000000000 0x0000000000000000 0x0000000000000000",
-            "0x000000000000f000 0x000000000000f01f 0x0000000000040101",
-        ]
+    empty = "0x0000000000000000 0x0000000000000000 0x0000000000000000\n"
+    resource = (
+        f"0x0000214042000000 0x0000214042ffffff 0x000000000014220c\n{empty}"
+        f"0x0000210000000000 0x0000211fffffffff 0x000000000014220c\n{empty}"
+        "0x000000000000f000 0x000000000000f01f 0x0000000000040101"
     )
     files = {
         **SWITCHED,
@@ -182,8 +161,7 @@ def test_links_bars_driver_group_and_sriov_are_read() -> None:
         f"{directory}/driver": "../../../../../../bus/pci/drivers/vfio-pci",
         f"{directory}/iommu_group": "../../../../../../kernel/iommu_groups/17",
     }
-    gpu = _host(files, links=links).find_device(Bdf.parse("03:00.0"))
-    assert gpu is not None
+    gpu = _host(files, links=links).device_at[Bdf.parse("03:00.0")]
     assert gpu.link == PciLink(16.0, 16, 32.0, 16)
     assert gpu.bars == (
         PciBar(0, 16 << 20, True, True),
@@ -214,8 +192,8 @@ def test_a_virtual_function_knows_its_physical_one() -> None:
         **pci_function("0000:00:02.1", "020000", "15b3:101e"),
     }
     links = {f"{PCI}/0000:00:02.1/physfn": "../0000:00:02.0"}
-    vf = _host(files, links=links).find_device(Bdf.parse("00:02.1"))
-    assert vf is not None and vf.physical_function == Bdf.parse("00:02.0")
+    vf = _host(files, links=links).device_at[Bdf.parse("00:02.1")]
+    assert vf.physical_function == Bdf.parse("00:02.0")
 
 
 @pytest.mark.parametrize(
@@ -251,8 +229,7 @@ def test_class_and_ids_say_what_a_function_is(
 def test_a_gpu_whose_firmware_gives_no_node_has_none_and_a_gap() -> None:
     files = {**SWITCHED, f"{PCI}/{GPU}/numa_node": "-1\n", f"{PCI}/{GPU}/local_cpulist": "0-7\n"}
     host = _host(files)
-    gpu = host.find_device(Bdf.parse("03:00.0"))
-    assert gpu is not None and gpu.node is None
+    assert host.device_at[Bdf.parse("03:00.0")].node is None
     gap = next(gap for gap in host.gaps if gap.subject == "node of 0000:03:00.0")
     assert gap.reason == "the firmware reports no node: numa_node is -1"
 
@@ -260,8 +237,7 @@ def test_a_gpu_whose_firmware_gives_no_node_has_none_and_a_gap() -> None:
 def test_a_node_that_is_not_online_is_no_node() -> None:
     files = {**SWITCHED, f"{PCI}/{GPU}/numa_node": "7\n"}
     host = _host(files)
-    gpu = host.find_device(Bdf.parse("03:00.0"))
-    assert gpu is not None and gpu.node is None
+    assert host.device_at[Bdf.parse("03:00.0")].node is None
     assert any("7, a node that is not online" in gap.reason for gap in host.gaps)
 
 
@@ -272,8 +248,7 @@ def test_where_only_local_pus_are_known_they_give_the_node(local: str, node: int
     files = {**SWITCHED, f"{PCI}/{GPU}/local_cpulist": f"{local}\n"}
     del files[f"{PCI}/{GPU}/numa_node"]
     for numa_node in ({}, {f"{PCI}/{GPU}/numa_node": "-1\n"}):
-        gpu = _host({**files, **numa_node}).find_device(Bdf.parse("03:00.0"))
-        assert gpu is not None and gpu.node == node
+        assert _host({**files, **numa_node}).device_at[Bdf.parse("03:00.0")].node == node
 
 
 def test_a_volume_management_device_has_a_root_complex_of_its_own() -> None:
@@ -284,9 +259,9 @@ def test_a_volume_management_device_has_a_root_complex_of_its_own() -> None:
         **pci_function(vmd, "010802", "144d:a80a"),
     }
     host = _host(files)
-    disk = host.find_device(Bdf.parse("10000:e1:00.0"))
-    assert disk is not None and disk.kind is DeviceKind.NVME
-    assert (disk.root_complex, disk.parent) == ("pci10000:e0", Bdf.parse("10000:e0:06.0"))
+    disk = host.device_at[Bdf.parse("10000:e1:00.0")]
+    assert (disk.kind, disk.root_complex) == (DeviceKind.NVME, "pci10000:e0")
+    assert disk.parent == Bdf.parse("10000:e0:06.0")
     assert [root.name for root in host.root_complexes] == ["pci0000:00", "pci10000:e0"]
 
 
@@ -305,8 +280,8 @@ def test_a_function_without_a_class_is_of_no_known_kind() -> None:
     link = {"/sys/bus/pci/devices/0000:00:02.0": directory}
     host = _host({**SWITCHED, f"{directory}/vendor": "0x8086\n"}, links=link)
     assert len(host.pci_devices) == len(_host(SWITCHED).pci_devices) + 1
-    odd = host.find_device(Bdf.parse("00:02.0"))
-    assert odd is not None and odd.kind is DeviceKind.OTHER and odd.vendor_id == 0x8086
+    odd = host.device_at[Bdf.parse("00:02.0")]
+    assert (odd.kind, odd.vendor_id) == (DeviceKind.OTHER, 0x8086)
     assert "class of 0000:00:02.0" in {gap.subject for gap in host.gaps}
 
 
@@ -315,22 +290,23 @@ def test_configuration_space_stands_in_for_a_class_that_is_missing_or_malformed(
     config = bytearray(64)
     config[0x09:0x0C] = bytes((0x00, 0x02, 0x03))
     files = {**SWITCHED, f"{directory}/config": config.decode("utf-8", "surrogateescape")}
-    gpu = _host({**files, f"{directory}/class": "banana\n"}).find_device(Bdf.parse("03:00.0"))
-    assert gpu is not None and gpu.kind is DeviceKind.GPU
+    host = _host({**files, f"{directory}/class": "banana\n"})
+    assert host.device_at[Bdf.parse("03:00.0")].kind is DeviceKind.GPU
 
 
-def test_a_link_that_leads_nowhere_is_a_gap() -> None:
-    link = {"/sys/bus/pci/devices/0000:00:09.0": f"{PCI}/0000:00:09.0"}
-    host = _host(SWITCHED, links=link)
+@pytest.mark.parametrize(
+    ("name", "target", "subject"),
+    [
+        ("0000:00:09.0", "0000:00:09.0", "0000:00:09.0"),
+        ("banana", "0000:00:01.0", "PCI function 'banana'"),
+    ],
+)
+def test_a_link_to_nowhere_or_without_an_address_is_a_gap(
+    name: str, target: str, subject: str
+) -> None:
+    host = _host(SWITCHED, links={f"/sys/bus/pci/devices/{name}": f"{PCI}/{target}"})
     assert host.pci_devices == _host(SWITCHED).pci_devices
-    assert "0000:00:09.0" in {gap.subject for gap in host.gaps}
-
-
-def test_an_entry_that_is_no_address_is_a_gap() -> None:
-    link = {"/sys/bus/pci/devices/banana": f"{PCI}/0000:00:01.0"}
-    host = _host(SWITCHED, links=link)
-    assert host.pci_devices == _host(SWITCHED).pci_devices
-    assert "PCI function 'banana'" in {gap.subject for gap in host.gaps}
+    assert subject in {gap.subject for gap in host.gaps}
 
 
 @pytest.mark.parametrize("gone", ["0000:00:01.0", "0000:01:00.0", "0000:02:00.0"])
@@ -359,16 +335,9 @@ def test_a_directory_that_is_no_address_ends_the_way_up() -> None:
 
 @pytest.mark.parametrize(
     "file",
-    [
-        "vendor",
-        "numa_node",
-        "resource",
-        "current_link_width",
-        "local_cpulist",
-        "aer_dev_fatal",
-        "sriov_numvfs",
-        "class",
-    ],
+    """
+        vendor numa_node resource current_link_width local_cpulist aer_dev_fatal sriov_numvfs class
+    """.split(),
 )
 def test_a_malformed_file_of_one_function_is_a_gap(file: str) -> None:
     host = _host({**SWITCHED, f"{PCI}/{GPU}/{file}": "what 0x\n"})
@@ -402,9 +371,8 @@ def test_lspci_of_the_same_host_adds_names_and_finds_differences() -> None:
         "0000:09:00.0 VGA compatible controller [0300]: ASPEED [1a03:2000]\n"
     )
     host = _host(SWITCHED, commands={"lspci": listing})
-    gpu = host.find_device(Bdf.parse("03:00.0"))
-    assert gpu is not None and gpu.name == "NVIDIA Corporation GH100 [H100]"
-    assert gpu.node == 0
+    gpu = host.device_at[Bdf.parse("03:00.0")]
+    assert (gpu.name, gpu.node) == ("NVIDIA Corporation GH100 [H100]", 0)
     reasons = {gap.subject: gap.reason for gap in host.gaps}
     assert reasons["node of 0000:03:00.0"] == "lspci says 1, sysfs says 0; used sysfs"
     assert reasons["0000:09:00.0"] == "sysfs does not have them"
@@ -427,8 +395,4 @@ def test_a_function_that_the_bus_does_not_list_is_a_gap() -> None:
 
 def test_fields_that_a_gpu_lacks_are_gaps() -> None:
     subjects = {gap.subject for gap in _host(SWITCHED).gaps}
-    assert {
-        "link of 0000:03:00.0",
-        "BARs of 0000:03:00.0",
-        "IOMMU group of 0000:03:00.0",
-    } <= subjects
+    assert {f"{name} of 0000:03:00.0" for name in ("link", "BARs", "IOMMU group")} <= subjects

@@ -19,13 +19,8 @@ def _subjects(host: Host) -> list[str]:
 def test_an_even_tree_is_read_whole() -> None:
     host = discover(snapshot(cpu_files()))
     counts = summarise(host)
-    assert (counts.packages, counts.cores, counts.pus, counts.llcs, counts.numa_nodes) == (
-        2,
-        4,
-        8,
-        2,
-        2,
-    )
+    assert (counts.packages, counts.cores, counts.pus) == (2, 4, 8)
+    assert (counts.llcs, counts.numa_nodes) == (2, 2)
     assert [str(core.pus) for core in host.cores] == ["0,4", "1,5", "2,6", "3,7"]
     assert [core.id for core in host.cores] == [(0, 0), (0, 1), (1, 0), (1, 1)]
     assert [(str(llc.pus), llc.size_bytes) for llc in host.llcs] == [
@@ -169,8 +164,9 @@ def test_without_a_node_directory_the_host_is_one_node_and_says_so() -> None:
     assert "NUMA nodes" in _subjects(host)
 
 
-def test_without_caches_no_llc_is_made_up() -> None:
-    host = discover(snapshot(cpu_files(), without=("/cache/",)))
+@pytest.mark.parametrize("without", ["/cache/", "/cache/index3"])
+def test_without_caches_or_with_those_of_level_1_no_llc_is_made_up(without: str) -> None:
+    host = discover(snapshot(cpu_files(), without=(without,)))
     assert host.llcs == () and all(pu.llc is None for pu in host.pus)
     assert "last-level cache of CPUs 0-7" in _subjects(host)
 
@@ -258,12 +254,6 @@ def test_a_directory_of_an_impossible_number_is_named(number: int) -> None:
             discover(snapshot(files))
 
 
-def test_a_level_1_cache_is_never_the_last() -> None:
-    host = discover(snapshot(cpu_files(), without=("/cache/index3",)))
-    assert host.llcs == ()
-    assert "last-level cache of CPUs 0-7" in _subjects(host)
-
-
 @pytest.mark.parametrize(
     "files",
     [
@@ -348,15 +338,36 @@ def test_isolated_pus_come_from_the_command_line_where_the_kernel_has_no_file() 
     assert not any(pu.nohz_full for pu in host.pus)
 
 
-def test_the_cgroup_says_which_pus_are_disallowed() -> None:
-    files = cpu_files()
-    files |= {
-        "/proc/self/cgroup": "0::/user.slice/job\n",
-        "/sys/fs/cgroup/user.slice/job/cpuset.cpus.effective": "0-3\n",
-    }
-    host = discover(snapshot(files))
-    assert summarise(host).pus_disallowed == 4
-    assert [pu.index for pu in host.pus if not pu.allowed] == [4, 5, 6, 7]
+EFFECTIVE = "cpuset.cpus.effective"
+MOUNTS = "cgroup /cs cgroup rw,cpuset,cpu 0 0\nx /my\\040place cgroup2 rw 0 0\n"
+NO_STATUS = {"/proc/self/status": "Name:\tcat\n"}
+
+
+@pytest.mark.parametrize(
+    ("allowed", "files"),
+    [
+        ("0-3", {"/proc/self/cgroup": "0::/a/job\n", f"/sys/fs/cgroup/a/job/{EFFECTIVE}": "0-3\n"}),
+        (
+            "3",  # of a cpuset that is mounted elsewhere
+            {
+                **NO_STATUS,
+                "/proc/mounts": MOUNTS,
+                "/proc/self/cgroup": "4:cpu,cpuset:/job\n0::/\n",
+                "/cs/job/cpuset.cpus": "3\n",
+            },
+        ),
+        ("1", {"/proc/self/cpuset": "/job\n", "/dev/cpuset/job/cpus": "1\n"}),
+        ("0-1", {"/proc/self/status": "Cpus_allowed_list:\t0-1\n"}),
+        ("2-7", {f"/sys/fs/cgroup/machine.slice/{EFFECTIVE}": "2-7\n"}),  # systemd keeps others
+        ("0-7", {"/proc/self/cgroup": "0::/../../etc\n"}),  # no path leaves its mount
+    ],
+)
+def test_cgroups_and_the_status_say_which_pus_are_allowed(
+    allowed: str, files: dict[str, str]
+) -> None:
+    host = discover(snapshot(cpu_files() | files))
+    assert str(CpuSet(pu.index for pu in host.pus if pu.allowed)) == allowed
+    assert summarise(host).pus_disallowed == 8 - len(CpuSet.parse(allowed))
 
 
 @pytest.mark.parametrize(
@@ -377,34 +388,6 @@ def test_a_cgroup_of_version_2_is_read_without_a_status_file(
     host = discover(snapshot(files, without=("/proc/self/status",)))
     assert summarise(host).pus_disallowed == 6
     assert "CPUs disallowed by a cgroup" not in _subjects(host)
-
-
-def test_a_cpuset_mounted_elsewhere_is_found() -> None:
-    files = cpu_files() | {
-        "/proc/mounts": "cgroup /cs cgroup rw,cpuset,cpu 0 0\nx /my\\040place cgroup2 rw 0 0\n",
-        "/proc/self/cgroup": "4:cpu,cpuset:/job\n0::/\n",
-        "/cs/job/cpuset.cpus": "3\n",
-    }
-    host = discover(snapshot(files, without=("/proc/self/status",)))
-    assert [pu.index for pu in host.pus if pu.allowed] == [3]
-
-
-def test_an_old_cpuset_and_a_status_file_serve_as_well() -> None:
-    files = cpu_files() | {"/proc/self/cpuset": "/job\n", "/dev/cpuset/job/cpus": "1\n"}
-    assert summarise(discover(snapshot(files))).pus_disallowed == 7
-    files = cpu_files() | {"/proc/self/status": "Cpus_allowed_list:\t0-1\n"}
-    assert summarise(discover(snapshot(files))).pus_disallowed == 6
-
-
-def test_pus_that_systemd_keeps_from_machines_are_disallowed() -> None:
-    files = cpu_files() | {"/sys/fs/cgroup/machine.slice/cpuset.cpus.effective": "2-7\n"}
-    host = discover(snapshot(files))
-    assert [pu.index for pu in host.pus if not pu.allowed] == [0, 1]
-
-
-def test_a_cgroup_path_cannot_leave_its_mount() -> None:
-    files = cpu_files() | {"/proc/self/cgroup": "0::/../../etc\n"}
-    assert summarise(discover(snapshot(files))).pus_disallowed == 0
 
 
 def test_a_node_without_pus_has_memory_of_unknown_kind() -> None:
@@ -434,18 +417,14 @@ def test_a_node_without_pus_has_memory_of_unknown_kind() -> None:
 def test_the_driver_and_dax_say_what_a_nodes_memory_is(
     extra: dict[str, str], kind: str | None
 ) -> None:
-    files = (
-        cpu_files(packages=1)
-        | extra
-        | {
-            f"{NODE}/online": "0,2\n",
-            f"{NODE}/node2/cpulist": "\n",
-            f"{NODE}/node2/meminfo": "Node 2 MemTotal: 4096 kB\n",
-            f"{NODE}/node2/distance": "40 10\n",
-            f"{NODE}/node0/distance": "10 40\n",
-        }
-    )
-    node = discover(snapshot(files)).nodes[1]
+    files = {
+        f"{NODE}/online": "0,2\n",
+        f"{NODE}/node2/cpulist": "\n",
+        f"{NODE}/node2/meminfo": "Node 2 MemTotal: 4096 kB\n",
+        f"{NODE}/node2/distance": "40 10\n",
+        f"{NODE}/node0/distance": "10 40\n",
+    }
+    node = discover(snapshot(cpu_files(packages=1) | extra | files)).nodes[1]
     assert node.memory_kind == (None if kind is None else MemoryKind(kind))
     assert (str(node.gpu) == "0000:09:00.0") is (kind == "gpu")
 
@@ -475,11 +454,9 @@ def test_settings_are_what_the_system_says() -> None:
         "/proc/sys/kernel/numa_balancing": "1\n",
     }
     settings = discover(snapshot(files)).settings
-    assert settings.kernel_release == "6.8.0-45-generic"
-    assert settings.smt_control == "on"
+    assert (settings.kernel_release, settings.smt_control) == ("6.8.0-45-generic", "on")
     assert settings.governors == ("performance", "powersave")
-    assert settings.transparent_hugepages == "madvise"
-    assert settings.numa_balancing == 1
+    assert (settings.transparent_hugepages, settings.numa_balancing) == ("madvise", 1)
 
 
 @pytest.mark.parametrize(

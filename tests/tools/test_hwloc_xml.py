@@ -239,13 +239,8 @@ def test_entities_are_refused_and_nothing_outside_is_read() -> None:
 def test_two_epyc_9654_are_192_cores_in_24_llcs_on_one_node() -> None:
     host = _host("AMD-19h-Zen4-2xEpyc-9654.xml")
     counts = summarise(host)
-    assert (counts.packages, counts.cores, counts.pus, counts.llcs, counts.numa_nodes) == (
-        2,
-        192,
-        384,
-        24,
-        1,
-    )
+    assert (counts.packages, counts.cores, counts.pus) == (2, 192, 384)
+    assert (counts.llcs, counts.numa_nodes) == (24, 1)
     assert {len(llc.pus) for llc in host.llcs} == {16}
     assert str(host.cores[0].pus) == "0,192"
     assert host.nodes[0].memory_bytes is None
@@ -267,12 +262,8 @@ def test_a_dgx2_has_its_gpus_and_nvswitches_in_place() -> None:
     assert len({host.switch_above(d.bdf) for d in host.devices_of_kind(DeviceKind.GPU)}) == 8
     assert summarise(host).nvswitches == 12  # of one only its subtype gives
     assert {link.kind for link in host.links} == {LinkKind.NVLINK}
-    assert [root.name for root in host.root_complexes] == [
-        "pci0000:2b",
-        "pci0000:4e",
-        "pci0000:ae",
-        "pci0000:d7",
-    ]
+    roots = " ".join(root.name for root in host.root_complexes)
+    assert roots == "pci0000:2b pci0000:4e pci0000:ae pci0000:d7"
 
 
 @needs_machines

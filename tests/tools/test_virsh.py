@@ -7,7 +7,7 @@ from homenode.errors import InputError, ParseError
 from homenode.machine.tools import virsh_capabilities
 from homenode.machine.tools.versions import parse_qemu_version, parse_virsh_version
 from tests.mutations import survives
-from tests.shared_data import SHARED
+from tests.shared_data import needs_shared, shared
 
 CAPABILITIES = """<capabilities>
   <host><uuid>00000000-0000-0000-0000-000000000000</uuid>
@@ -42,10 +42,9 @@ def test_cells_have_distances_and_cpus() -> None:
     assert (second.node, second.siblings_of_pu) == (8, {})
 
 
+@needs_shared
 def test_published_capabilities_are_read() -> None:
-    path = SHARED / "machines" / "libvirt-caps" / "virt-manager-kvm-x86_64-caps.xml"
-    if not path.is_file():
-        pytest.skip(f"{path} is not there")
+    path = shared("machines/libvirt-caps/virt-manager-kvm-x86_64-caps.xml")
     (cell,) = virsh_capabilities.parse(path.read_text())
     assert len(cell.siblings_of_pu) == 8
     assert set(map(str, cell.siblings_of_pu.values())) == {"0,4", "1,5", "2,6", "3,7"}

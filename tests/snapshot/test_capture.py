@@ -29,7 +29,8 @@ from homenode.machine.snapshot.store import DirectorySnapshot, open_snapshot
 from homenode.process import run
 from tests.command_line import homenode
 from tests.mutations import MUTATIONS, survives
-from tests.shared_data import SHARED
+from tests.shared_data import needs_shared, shared
+from tests.tree_writer import write_tree
 
 SHELLS = [
     pytest.param(shell, marks=pytest.mark.skipif(not shutil.which(shell[0]), reason="absent"))
@@ -60,17 +61,6 @@ HOST = MemorySnapshot(
     },
     {"lspci": "0000:18:00.0 on gpu7\n", "user": "jdoe\n", "other": "not in the table"},
 )
-
-
-def _write_tree(snapshot: MemorySnapshot, top: Path) -> None:
-    for path, text in snapshot.files.items():
-        file = top / path.lstrip("/")
-        file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_bytes(text.encode("utf-8", "surrogateescape"))
-    for path, target in snapshot.links.items():
-        link = top / path.lstrip("/")
-        link.parent.mkdir(parents=True, exist_ok=True)
-        link.symlink_to(target)
 
 
 def _tools(directory: Path, scripts: dict[str, str]) -> Path:
@@ -261,7 +251,7 @@ def test_the_collector_reads_a_tree_as_a_directory_is_read(
     shell: tuple[str, ...], tmp_path: Path, tools: Path
 ) -> None:
     top = tmp_path / "it's a $tree; `with` odd name"
-    _write_tree(HOST, top)
+    write_tree(HOST, top)
     printed = run(shell, 300, build_collector_script(str(top))).stdout_or_raise()
     there = gather(parse_collected(printed, "there")).snapshot
     here = gather(DirectorySnapshot("here", str(top))).snapshot
@@ -274,24 +264,21 @@ def test_the_collector_starts_no_grep_for_what_is_not_there(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each program that is started costs a second in an emulated guest."""
-    programs, asked, top = tmp_path / "bin", tmp_path / "asked", tmp_path / "top"
-    programs.mkdir()
-    grep = programs / "grep"
-    grep.write_text(f'#!/bin/sh\necho "$@" >>{asked}\nexec {shutil.which("grep")} "$@"\n')
-    grep.chmod(0o755)
+    asked, top = tmp_path / "asked", tmp_path / "top"
+    grep = f'echo "$@" >>{asked}\nexec {shutil.which("grep")} "$@"'
+    programs = _tools(tmp_path / "bin", {"grep": grep})
     monkeypatch.setenv("PATH", f"{programs}:{os.environ['PATH']}")
-    _write_tree(HOST, top)
+    write_tree(HOST, top)
     run(["sh"], 300, build_collector_script(str(top))).stdout_or_raise()
     words = [word for line in asked.read_text().splitlines() for word in line.split()]
     assert "sys/devices/system/node/node0/distance" in words
     assert not [word for word in words if "*" in word]
 
 
+@needs_shared
 def test_the_collector_reads_a_published_tree_as_it_is(tmp_path: Path, tools: Path) -> None:
     name = "nvidiagpunumanodes"
-    archive = SHARED / "machines" / "sysfs" / f"{name}.tar.bz2"
-    if not archive.is_file():
-        pytest.skip(f"{archive} is not there")
+    archive = shared(f"machines/sysfs/{name}.tar.bz2")
     with tarfile.open(archive) as tar:
         tar.extractall(tmp_path, filter="data")
     printed = run(["sh"], 300, build_collector_script(str(tmp_path / name))).stdout_or_raise()
@@ -385,7 +372,7 @@ def test_a_hostile_collector_cannot_add_files() -> None:
 def test_damaged_collector_output_is_read_or_refused_and_nothing_else(
     tmp_path: Path, tools: Path
 ) -> None:
-    _write_tree(HOST, tmp_path)
+    write_tree(HOST, tmp_path)
     printed = run(["sh"], 300, build_collector_script(str(tmp_path))).stdout_or_raise()
     head = printed[: printed.index("\nC ")] + "\nC uname\n Linux\n \n S 0\nZ\n"
     assert survives(lambda text: gather(parse_collected(text, "gpu7")), head, MUTATIONS // 5) > 0

@@ -21,15 +21,11 @@ from homenode.machine.snapshot.store import open_snapshot
 from tests.shared_data import SHARED
 
 TREES = SHARED / "machines" / "sysfs"
-NAMES = [
-    "20em64t-hybrid-1p6c2t+2ca4co1t.tar.bz2",
-    "40intel64-2g2n4c+pcilocality.tar.bz2",
-    "64amd64-4s2n4ca2co.tar.bz2",
-    "fakememinitiators-1np2c+1npp+gi.tar.bz2",
-    "nvidia-dgx-gb10.tar.bz2",
-    "nvidiagpunumanodes.tar.bz2",
-    "offline-cpu0-node0.tar.bz2",
-]
+NAMES = """
+    20em64t-hybrid-1p6c2t+2ca4co1t 40intel64-2g2n4c+pcilocality 64amd64-4s2n4ca2co
+    fakememinitiators-1np2c+1npp+gi nvidia-dgx-gb10 nvidiagpunumanodes offline-cpu0-node0
+""".split()
+ZERO, DRIVERS = "0x0000000000000000", "../../../bus/pci/drivers"
 CGROUP = "CPUs disallowed by a cgroup"
 """Trees without /proc/self/status name cgroups by their users' names: a capture leaves them out."""
 
@@ -37,7 +33,7 @@ CGROUP = "CPUs disallowed by a cgroup"
 def _tree(name: str) -> Snapshot:
     if not TREES.is_dir():
         pytest.skip(f"{TREES} is not there")
-    return open_snapshot(TREES / name)
+    return open_snapshot(TREES / f"{name}.tar.bz2")
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -105,22 +101,10 @@ def test_identities_are_never_gathered() -> None:
         (TextForm.CHOICE, ["always [madvise] never"], ["always", "a b c d e f g h i"]),
         (TextForm.SIZE, ["32768K", "1024"], ["32 KiB", "K"]),
         (TextForm.SPEED, ["32.0 GT/s PCIe", "Unknown", "8 GT/s"], ["fast", "32.0"]),
-        (
-            TextForm.RESOURCE,
-            ["0x0000000000000000 0x0000000000000000 0x0000000000000000\n"],
-            ["0x0"],
-        ),
-        (
-            TextForm.NODE_MEMINFO,
-            ["\nNode 0 MemTotal:  1 kB\nNode 0 Active(file): 2 kB\n"],
-            ["Mem: 1"],
-        ),
+        (TextForm.RESOURCE, [f"{ZERO} {ZERO} {ZERO}\n"], ["0x0"]),
+        (TextForm.NODE_MEMINFO, ["\nNode 0 MemTotal:  1 kB\nNode 0 Active(file): 2\n"], ["M: 1"]),
         (TextForm.FIELDS, ["model name\t: A: B\n\nflags\t\t: fpu"], ["no colon", "\x1b: x"]),
-        (
-            TextForm.TO_DRIVER,
-            ["../../../bus/pci/drivers/vfio-pci"],
-            ["/etc", "../x", "../../bus/pci"],
-        ),
+        (TextForm.TO_DRIVER, [f"{DRIVERS}/vfio-pci"], ["/etc", "../x", "../../bus/pci"]),
         (TextForm.TO_GROUP, ["../../../kernel/iommu_groups/17"], ["../../kernel/iommu_groups/a"]),
         (
             TextForm.TO_DEVICE,

@@ -18,7 +18,7 @@ from homenode.machine.snapshot.redact import (
 )
 from homenode.machine.tools.lspci import parse as parse_lspci
 from homenode.machine.tools.nvidia_smi import parse_topology
-from tests.shared_data import SHARED
+from tests.shared_data import needs_shared, shared
 
 SECRETS = {
     "uuid": "7b41c0de-93fa-4d1c-8e77-0123456789ab",
@@ -124,6 +124,12 @@ def _example(glob: str) -> str:
     return path.replace("devices/*", "devices/0000:3b:00.0").replace("*", "0")
 
 
+def _redacted(tool: str, output: str, identities: Identities = IDENTITIES) -> str:
+    """The output of a tool, redacted."""
+    snapshot = MemorySnapshot("h", {}, {}, {tool: output})
+    return redact(snapshot, identities).snapshot.commands[tool]
+
+
 def _texts(snapshot: MemorySnapshot) -> str:
     parts = [*snapshot.files.values(), *snapshot.links.values(), *snapshot.commands.values()]
     return "\n".join((*parts, *snapshot.directories))
@@ -174,24 +180,9 @@ def test_a_serial_that_one_tool_tells_is_found_in_all_others() -> None:
 
 def test_what_is_free_in_a_tools_document_does_not_survive() -> None:
     redacted = _texts(redact(_planted("PLANTED"), IDENTITIES).snapshot)
-    for word in (
-        "hunter2",
-        "customer",
-        "our-",
-        "/srv/",
-        "our title",
-        "our words",
-        "our owner",
-        "CHASSIS77",
-        "secret-job",
-        "unheard-of",
-        "SYS-",
-        "DISK",
-        "5000c50015ea71ac",
-        "MT2311X12345",
-        "svirt",
-    ):
-        assert word not in redacted, word
+    words = "hunter2 customer our- /srv/ CHASSIS77 secret-job unheard-of SYS- DISK svirt".split()
+    words += ["our title", "our words", "our owner", "5000c50015ea71ac", "MT2311X12345"]
+    assert not [word for word in words if word in redacted]
 
 
 def test_the_structure_of_a_tools_document_survives() -> None:
@@ -226,15 +217,11 @@ def test_pseudonyms_are_the_same_everywhere_and_well_formed() -> None:
     mac = names.scrub(SECRETS["mac"])
     assert re.fullmatch(r"02(:[0-9a-f]{2}){5}", mac)
     assert int(mac[:2], 16) & 0b11 == 0b10  # locally administered, unicast
-    assert re.fullmatch(
-        r"GPU-[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}", names.scrub(SECRETS["gpu uuid"])
-    )
-    assert ipaddress.ip_address(names.scrub(SECRETS["ipv4"])) in ipaddress.ip_network(
-        "192.0.2.0/24"
-    )
-    assert ipaddress.ip_address(names.scrub(SECRETS["ipv6"])) in ipaddress.ip_network(
-        "2001:db8::/32"
-    )
+    uuid = names.scrub(SECRETS["gpu uuid"])
+    assert re.fullmatch(r"GPU-[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}", uuid)
+    for version, network in (("ipv4", "192.0.2.0/24"), ("ipv6", "2001:db8::/32")):
+        address = ipaddress.ip_address(names.scrub(SECRETS[version]))
+        assert address in ipaddress.ip_network(network)
     assert names.scrub("00000000-0000-4000-8000-000000000009") != names.scrub(SECRETS["uuid"])
 
 
@@ -351,12 +338,10 @@ def test_a_serial_goes_from_the_name_of_a_machine(name: str, kept: str) -> None:
 def test_a_slots_own_label_goes_and_its_number_stays() -> None:
     text = LSPCI.replace("\tNUMA node: 1\n", "\tNUMA node: 1\n\tPhysical Slot: ACME-rack7\n")
     text = text.replace("\tSubsystem", "\tDeviceName: acme-storage-2\n\tSubsystem")
-    kept = redact(MemorySnapshot("h", {}, {}, {"lspci": text}), IDENTITIES).snapshot.commands
-    assert "Physical Slot: slot-2\n" in kept["lspci"]
-    assert "acme" not in kept["lspci"].lower()
-    numbered = text.replace("ACME-rack7", "802-1")
-    kept = redact(MemorySnapshot("h", {}, {}, {"lspci": numbered}), IDENTITIES).snapshot.commands
-    assert "Physical Slot: 802-1\n" in kept["lspci"]
+    kept = _redacted("lspci", text)
+    assert "Physical Slot: slot-2\n" in kept and "acme" not in kept.lower()
+    numbered = _redacted("lspci", text.replace("ACME-rack7", "802-1"))
+    assert "Physical Slot: 802-1\n" in numbered
 
 
 def test_output_that_does_not_parse_is_left_out_and_said() -> None:
@@ -407,26 +392,18 @@ def test_identities_are_read_from_the_host() -> None:
     assert identities == Identities(("gpu7", "word0", "word1", "word2", "word3"), ("jdoe",))
 
 
+@needs_shared
 def test_a_published_query_keeps_its_gpus() -> None:
-    path = SHARED / "machines" / "nvidia-smi" / "qx-h100.xml"
-    if not path.is_file():
-        pytest.skip(f"{path} is not there")
-    text = path.read_text()
-    kept = redact(MemorySnapshot("h", {}, {}, {"nvidia-smi-query": text}), Identities()).snapshot
-    assert re.findall("<gpu id=[^>]*>", kept.commands["nvidia-smi-query"]) == re.findall(
-        "<gpu id=[^>]*>", text
-    )
-    assert "1650000000001" not in kept.commands["nvidia-smi-query"]
+    text = shared("machines/nvidia-smi/qx-h100.xml").read_text()
+    kept = _redacted("nvidia-smi-query", text, Identities())
+    gpus, theirs = (re.findall("<gpu id=[^>]*>", each) for each in (kept, text))
+    assert gpus == theirs and "1650000000001" not in kept
 
 
+@needs_shared
 def test_a_published_lspci_keeps_every_device() -> None:
-    path = SHARED / "machines" / "lspci" / "gpud-hgx-h100x8-lspci-vvv.txt"
-    if not path.is_file():
-        pytest.skip(f"{path} is not there")
-    text = path.read_text()
-    kept = redact(MemorySnapshot("h", {}, {}, {"lspci": text}), IDENTITIES).snapshot.commands[
-        "lspci"
-    ]
+    text = shared("machines/lspci/gpud-hgx-h100x8-lspci-vvv.txt").read_text()
+    kept = _redacted("lspci", text)
     assert parse_lspci(kept) == parse_lspci(text)
     changed = {
         old.strip()[:24]
@@ -497,9 +474,8 @@ def test_names_of_nics_builds_and_firmware_of_ones_own_do_not_survive() -> None:
     uname = "Linux 6.8.0-45-redacted #45~22.04-redacted SMP Fri Aug 30 12:02:04 UTC 2024 x86_64\n"
     assert left.commands["uname"] == uname
     underlined = topology.replace("\tGPU0", "\t\x1b[4mGPU0").replace("finity", "finity\x1b[0m")
-    of_a_terminal = MemorySnapshot("host", {}, {}, {"nvidia-smi-topo": underlined})
-    same = redact(of_a_terminal, Identities()).snapshot.commands
-    assert same["nvidia-smi-topo"] == left.commands["nvidia-smi-topo"]
-    matrix = parse_topology(left.commands["nvidia-smi-topo"])
-    assert [device.name for device in matrix.devices] == ["GPU0", "nic-1", "NIC0"]
-    assert left.commands["nvidia-smi-topo"].endswith("NIC0: nic-2\n  NIC1: mlx5_0\n")
+    matrix = left.commands["nvidia-smi-topo"]
+    assert _redacted("nvidia-smi-topo", underlined, Identities()) == matrix
+    devices = [device.name for device in parse_topology(matrix).devices]
+    assert devices == ["GPU0", "nic-1", "NIC0"]
+    assert matrix.endswith("NIC0: nic-2\n  NIC1: mlx5_0\n")

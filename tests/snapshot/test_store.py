@@ -17,6 +17,7 @@ from homenode.machine.snapshot.protocol import MemorySnapshot, Snapshot
 from homenode.machine.snapshot.store import open_snapshot
 from tests.seeds import part
 from tests.shared_data import SHARED
+from tests.tree_writer import write_tree
 
 FILES = {
     "sys/devices/system/node/online": "0-1\n",
@@ -58,14 +59,11 @@ def _write(path: Path, content: bytes) -> Path:
 
 
 def _directory(top: Path, prefix: str = "") -> Path:
-    for name, text in FILES.items():
-        path = top / prefix / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text)
-    for name, target in LINKS.items():
-        path = top / prefix / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.symlink_to(target)
+    files, links = (
+        {f"/{prefix}/{name}".replace("//", "/"): text for name, text in some.items()}
+        for some in (FILES, LINKS)
+    )
+    write_tree(MemorySnapshot("host", files, links), top)
     return top
 
 
@@ -147,13 +145,7 @@ def test_a_link_never_leads_out_of_a_directory(tmp_path: Path) -> None:
     (top / "sys/directory").symlink_to(tmp_path)
     (top / "sys/loop").symlink_to("loop")
     host = open_snapshot(top)
-    for path in (
-        "/sys/absolute",
-        "/sys/upwards",
-        "/sys/directory/secret",
-        "/sys/loop",
-        "/../secret",
-    ):
+    for path in "/sys/absolute /sys/upwards /sys/directory/secret /sys/loop /../secret".split():
         assert host.read_text(path) is None
     assert host.list("/sys/directory") is None
 

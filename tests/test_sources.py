@@ -1,7 +1,6 @@
 """Whatever a user names becomes a host by what it holds, and what gives none is named."""
 
 import io
-import subprocess
 import sys
 import tarfile
 from pathlib import Path
@@ -15,17 +14,11 @@ from homenode.machine.topology import summarise
 from homenode.safe.input_files import read_subject
 from homenode.vm.host_sources import NamedHost, read_hosts
 from homenode.vm.sources import load_host
-from tests.shared_data import SHARED
-from tests.sysfs_trees import cpu_files
+from tests.processes import run_text
+from tests.sysfs_trees import cpu_files, snapshot
 from tests.tools.test_hwloc_xml import TWO_NODES, _document
-from tests.tools.test_lspci import SMALL
-
-
-def _write_tree(top: Path) -> None:
-    for path, text in cpu_files().items():
-        file = top / path.lstrip("/")
-        file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_text(text)
+from tests.tools.test_lspci import HGX, SMALL, needs_hgx
+from tests.tree_writer import write_tree
 
 
 def _write_tar(path: Path, mode: str) -> None:
@@ -42,7 +35,7 @@ def test_this_machine_is_the_default() -> None:
 
 
 def test_a_directory_and_a_tar_of_the_same_tree_are_the_same_host(tmp_path: Path) -> None:
-    _write_tree(tmp_path / "tree")
+    write_tree(snapshot(cpu_files()), tmp_path / "tree")
     _write_tar(tmp_path / "tree.txt", "w:xz")
     _write_tar(tmp_path / "plain", "w")
     hosts = [load_host(str(tmp_path / name)) for name in ("tree", "tree.txt", "plain")]
@@ -61,16 +54,9 @@ def test_content_decides_what_a_file_is(tmp_path: Path, name: str) -> None:
     assert summarise(load_host(str(path))).gpus == 1
 
 
-def test_a_shipped_host_goes_by_its_name() -> None:
-    assert summarise(load_host("xapi-2n16c2t")).cores == 32
-
-
 def test_a_description_is_rendered_and_discovered(tmp_path: Path) -> None:
-    from importlib.resources import files
-
-    path = tmp_path / "mine"
-    path.write_text((files("homenode") / "machine/hosts" / "xapi-2n16c2t.toml").read_text())
-    assert summarise(load_host(str(path))).cores == 32
+    (tmp_path / "mine").write_text(HOST.read_text())
+    assert summarise(load_host(str(tmp_path / "mine"))).cores == 8
 
 
 def test_a_listing_lies_over_any_host(tmp_path: Path) -> None:
@@ -131,22 +117,13 @@ def test_a_listing_that_is_not_there_is_named(tmp_path: Path) -> None:
         load_host("xapi-2n16c2t", lspci=tmp_path / "nowhere")
 
 
-HGX = SHARED / "machines" / "lspci" / "gpud-hgx-h100x8-lspci-vvv.txt"
-
-
-@pytest.mark.skipif(not HGX.is_file(), reason="no shared listings")
+@needs_hgx
 def test_the_hgx_listing_over_a_two_package_description_is_the_whole_machine() -> None:
     host = load_host("xeon-2p-cpus", lspci=HGX)
     counts = summarise(host)
     assert (counts.packages, counts.cores, counts.gpus, counts.pci_functions) == (2, 112, 8, 517)
     near = {device.local_pus for device in host.devices_of_kind(DeviceKind.GPU)}
     assert near == {node.pus for node in host.nodes}
-
-
-@pytest.mark.skipif(not HGX.is_file(), reason="no shared listings")
-def test_a_listing_over_a_host_with_fewer_nodes_is_refused() -> None:
-    with pytest.raises(InputError, match="expected NUMA nodes of"):
-        load_host("x86-1p1n4c4t", lspci=HGX)
 
 
 @pytest.mark.parametrize("name", ["hgx-h100", "gh200x4", "x86-2p2n8c16t-offline-pus"])
@@ -229,7 +206,7 @@ for thread in threads:
 
 def test_the_first_hosts_may_be_read_by_several_threads_at_once() -> None:
     """msgspec 0.22 without a lock: SIGSEGV, in each of 8 runs."""
-    done = subprocess.run([sys.executable, "-c", THREADS], capture_output=True, text=True)
+    done = run_text([sys.executable, "-c", THREADS])
     assert (done.returncode, done.stderr) == (0, "")
 
 

@@ -101,12 +101,6 @@ def test_json_is_alone_on_standard_output(line: str, daemon: StandIn) -> None:
     assert "\x1b" not in answer.stdout and answer.stdout.endswith("\n")
 
 
-@pytest.mark.parametrize("line", ["show --host no-such", "plan no-such.xml", "compare no-such"])
-def test_an_error_prints_no_json(line: str) -> None:
-    answer = homenode(*line.split(), "--json", whole=True)
-    assert (answer.exit_code, answer.stdout) == (2, "") and answer.stderr
-
-
 def test_no_color_on_a_terminal_prints_no_colour(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tests.command_line._Stream.isatty", lambda self: True)
     words = ("doctor", "--host", "rtx5090-epyc7702")

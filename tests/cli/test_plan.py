@@ -23,6 +23,11 @@ def homenode(*words: str | Path, input: bytes = b"") -> Result:
     return called(*words, input=input, whole=True)
 
 
+def plan_of(host: str, words: str, *more: str | Path) -> Result:
+    """A plan of the demo's VM."""
+    return homenode("plan", DOCUMENT, "--host", host, *words.split(), *more)
+
+
 def test_a_tuned_document_is_written_and_undone(tmp_path: Path) -> None:
     out, plan = tmp_path / "vm.xml", tmp_path / "plan.json"
     out.write_bytes(DOCUMENT.read_bytes())
@@ -126,42 +131,30 @@ def _rows(root: etree._Element, path: str) -> list[tuple[str, dict[str, str]]]:
 
 def test_what_cannot_be_planned_exits_with_4_and_writes_nothing(tmp_path: Path) -> None:
     out = tmp_path / "out.xml"
-    done = homenode("plan", DOCUMENT, "--host", "xapi-2n16c2t", "--layout", "pin-numa", "-o", out)
+    done = plan_of("xapi-2n16c2t", "--layout pin-numa -o", out)
     assert done.exit_code == 4
     assert "88" in done.stderr
     assert not list(tmp_path.iterdir())
 
 
 def test_the_94_vcpus_of_the_study_are_planned_with_unequal_cells_and_no_flag() -> None:
-    done = homenode(
-        "plan", DOCUMENT, "--host", "h200-xeon8558", "--layout", "pin-numa", "--vcpus", "94"
-    )
+    done = plan_of("h200-xeon8558", "--layout pin-numa --vcpus 94")
     assert done.exit_code == 0
     assert "guest nodes of 24, 24, 23 and 23 vCPUs" in done.stdout
-    too_many = homenode(
-        "plan", DOCUMENT, "--host", "h200-xeon8558", "--layout", "pin-numa", "--vcpus", "200"
-    )
-    assert too_many.exit_code == 4
-    assert "192" in too_many.stderr
+    too_many = plan_of("h200-xeon8558", "--layout pin-numa --vcpus 200")
+    assert too_many.exit_code == 4 and "192" in too_many.stderr
 
 
-def test_auto_prints_the_figures_it_follows() -> None:
-    words = "--host h200-xeon8558 --gpus 8".split()
-    for layout in ("--layout auto --objective multi-gpu".split(), ()):
-        done = homenode("plan", DOCUMENT, *words, *layout)
-        assert done.exit_code == 0, done.stderr
-        assert "pin-bound (auto, multi-gpu): all-reduce with pin is 2.1x" in done.stdout
-
-
-def test_slow_links_are_warned_of_where_the_layout_is_chosen() -> None:
-    sick = homenode("plan", DOCUMENT, "--host", "rtx5090-epyc7702")
-    assert sick.exit_code == 0, sick.stderr
-    assert "warning" in sick.stderr and "pcie-link-slow" in sick.stderr
+@pytest.mark.parametrize("layout", ["--layout auto --objective multi-gpu", ""])
+def test_auto_prints_the_figures_it_follows(layout: str) -> None:
+    done = plan_of("h200-xeon8558", f"--gpus 8 {layout}")
+    assert done.exit_code == 0, done.stderr
+    assert "pin-bound (auto, multi-gpu): all-reduce with pin is 2.1x" in done.stdout
 
 
 def test_a_saved_plan_is_refused_on_another_host(tmp_path: Path) -> None:
     plan = tmp_path / "p.json"
-    homenode("plan", DOCUMENT, "--host", "hgx-h100", "--layout", "pin", "--save-plan", plan)
+    plan_of("hgx-h100", "--layout pin --save-plan", plan)
     drawn = homenode("show", "--host", "hgx-h100", "--plan", plan, "--svg", tmp_path / "a.svg")
     assert drawn.exit_code == 0, drawn.stderr
     other = homenode("show", "--host", "gh200x4", "--plan", plan, "--svg", tmp_path / "b.svg")
@@ -180,35 +173,27 @@ def test_capture_and_show_agree(tmp_path: Path) -> None:
 
 def test_a_host_is_filled_by_saved_plans(tmp_path: Path) -> None:
     first, second = tmp_path / "first.json", tmp_path / "second.json"
-    asked = """
-        --host hgx-h100 --layout pin-numa-pci --gpus 4 --vcpus 40 --memory 512GiB -q
-    """.split()
-    assert homenode("plan", DOCUMENT, *asked, "--save-plan", first).exit_code == 0
-    again = homenode("plan", DOCUMENT, *asked, "--after", first)
+    words = "--layout pin-numa-pci --gpus 4 --vcpus 40 --memory 512GiB -q"
+    assert plan_of("hgx-h100", words, "--save-plan", first).exit_code == 0
+    again = plan_of("hgx-h100", words, "--after", first)
     assert again.exit_code == 2 and "--name" in again.stderr
-    done = homenode(
-        "plan", DOCUMENT, *asked, "--name", "second", "--after", first, "--save-plan", second
-    )
+    named = f"{words} --after {first} --name"
+    done = plan_of("hgx-h100", named, "second", "--save-plan", second)
     assert done.exit_code == 0, done.stderr
     plans = [json.loads(path.read_text()) for path in (first, second)]
     assert [plan["nodes"] for plan in plans] == [[0], [1]]
-    assert not {d["bdf"] for d in plans[0]["vm"]["hostdevs"]} & {
-        d["bdf"] for d in plans[1]["vm"]["hostdevs"]
-    }
-    third = homenode(
-        "plan", DOCUMENT, *asked, "--name", "third", "--after", first, "--after", second
-    )
+    mine, theirs = ({d["bdf"] for d in plan["vm"]["hostdevs"]} for plan in plans)
+    assert not mine & theirs
+    third = plan_of("hgx-h100", named, "third", "--after", second)
     assert third.exit_code == 4 and "gpu" in third.stderr.lower()
-    other = homenode(
-        "plan", DOCUMENT, "--host", "h200-xeon8558", "--layout", "pin", "--after", first
-    )
+    other = plan_of("h200-xeon8558", "--layout pin --after", first)
     assert other.exit_code == 2 and "hgx-h100" in other.stderr
 
 
 def test_a_critical_plan_is_written_and_exits_with_1(tmp_path: Path) -> None:
     out = tmp_path / "vm.xml"
-    words = "--host hgx-h100 --layout pin-numa-pci --gpus 8 --vcpus 104 --memory 2040GiB".split()
-    done = homenode("plan", DOCUMENT, *words, "-o", out)
+    words = "--layout pin-numa-pci --gpus 8 --vcpus 104 --memory 2040GiB -o"
+    done = plan_of("hgx-h100", words, out)
     assert done.exit_code == 1, done.stderr
     assert out.exists() and "critical  hgx-h100" in done.stdout
 
@@ -236,6 +221,6 @@ def test_quiet_of_apply_leaves_what_makes_the_exit_code_1(
 
 
 def test_slow_links_of_equal_gpus_are_one_warning() -> None:
-    words = "plan --host rtx5090-epyc7702 --vcpus 24 --memory 48GiB --gpus 1".split()
-    warnings = [line for line in homenode(*words).stderr.splitlines() if "pcie-link-slow" in line]
-    assert len(warnings) == 1 and warnings[0].startswith("warning: 8 GPUs: 0000:41:00.0 and 7 more")
+    done = plan_of("rtx5090-epyc7702", "--vcpus 24 --memory 48GiB --gpus 1")
+    (warning,) = [line for line in done.stderr.splitlines() if "pcie-link-slow" in line]
+    assert done.exit_code == 0 and warning.startswith("warning: 8 GPUs: 0000:41:00.0 and 7 more")

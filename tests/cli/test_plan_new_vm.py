@@ -18,12 +18,8 @@ DOCUMENT = Path(__file__).parents[2] / "demo" / "gpu-vm.xml"
 VM = ("--gpus", "2", "--vcpus", "16", "--memory", "64GiB")
 
 
-def run(*arguments: str | Path) -> Result:
-    return homenode(*arguments)
-
-
 def planned(*arguments: str | Path, host: str = "hgx-h100") -> Result:
-    return run("plan", "--host", host, *arguments)
+    return homenode("plan", "--host", host, *arguments)
 
 
 def refused(*arguments: str | Path) -> HomenodeError:
@@ -93,13 +89,9 @@ def test_a_vm_for_a_xen_host_is_written_for_xen(
 
 
 def test_cells_say_the_size_too() -> None:
-    cells = (
-        "--guest-node",
-        "vcpus=8,memory=8GiB,node=0",
-        "--guest-node",
-        "vcpus=4,memory=4GiB,node=1",
-    )
-    done = planned("--layout", "pin-numa", *cells, "--json")
+    cells = ("vcpus=8,memory=8GiB,node=0", "vcpus=4,memory=4GiB,node=1")
+    words = [word for cell in cells for word in ("--guest-node", cell)]
+    done = planned("--layout", "pin-numa", *words, "--json")
     assert done.exit_code == 0, done.exception
     made = json.loads(done.stdout)["vm"]
     assert (made["vcpus"], made["memory_bytes"]) == (12, 12 << 30)
@@ -125,29 +117,27 @@ def test_what_is_missing_is_named_with_what_to_do(arguments: tuple[str, ...], fo
 # What is written, and when.
 
 
+PLACED: tuple[str | Path, ...] = (DOCUMENT, *"--gpus 2 --vcpus 8 --memory 8GiB".split())
+
+
 @pytest.mark.parametrize(
     "outputs",
-    [
-        ("-o", "same", "--save-plan", "same"),
-        ("-o", "same", "--svg", "./same"),
-        ("--save-plan", "same", "--svg", "same"),
-        ("-o", "a.xml", "--save-plan", "a.xml.orig"),
-        ("-o", "a.xml", "--svg", "a.xml.orig.sha256"),
-        ("-o", "a.xml", "--save-plan", "link"),
-        ("-o", "vm", "--save-plan", "vm.hook.sh", "--target", "proxmox", "--layout", "pin"),
-    ],
+    """\
+-o same --save-plan same
+-o same --svg ./same
+--save-plan same --svg same
+-o a.xml --save-plan a.xml.orig
+-o a.xml --svg a.xml.orig.sha256
+-o a.xml --save-plan link
+-o vm --save-plan vm.hook.sh --target proxmox --layout pin""".splitlines(),
 )
 def test_two_outputs_in_one_file_are_refused_and_nothing_is_written(
-    outputs: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    outputs: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "link").symlink_to("a.xml")
-    error = refused(DOCUMENT, "--gpus", "2", "--vcpus", "8", "--memory", "8GiB", *outputs)
-    assert "two outputs for one file" in error.message
+    assert "two outputs for one file" in refused(*PLACED, *outputs.split()).message
     assert [one.name for one in tmp_path.iterdir()] == ["link"]
-
-
-PLACED = (DOCUMENT, "--gpus", "2", "--vcpus", "8", "--memory", "8GiB")
 
 
 @pytest.mark.parametrize(
@@ -165,14 +155,8 @@ def test_files_are_written_where_nobody_reads_what_is_printed(
     reader, writer = os.pipe()
     os.close(reader)
     try:
-        subprocess.run(
-            [sys.executable, "-m", "homenode.cli.main", *map(str, words), "-o", "vm"],
-            cwd=tmp_path,
-            stdout=writer,
-            stderr=writer,
-            check=False,
-            timeout=120,
-        )
+        argv = [sys.executable, "-m", "homenode.cli.main", *map(str, words), "-o", "vm"]
+        subprocess.run(argv, cwd=tmp_path, stdout=writer, stderr=writer, timeout=120)
     finally:
         os.close(writer)
     assert (tmp_path / "vm").stat().st_size

@@ -4,25 +4,14 @@ import json
 
 import pytest
 
-from homenode.vm.sources import load_host
-from tests.lab.boot import BootOutcome, boot
-from tests.lab.virtual_host import virtual_host
+from tests.lab.boot import BootOutcome, boot_with_iommu
 
 pytestmark = pytest.mark.lab
 
 
 @pytest.fixture(scope="module")
 def booted(tmp_path_factory: pytest.TempPathFactory) -> BootOutcome:
-    done = boot(
-        virtual_host(load_host("small-2n8c-2gpu"), node_mib=1024, iommu=True),
-        "program_doctor",
-        tmp_path_factory.mktemp("virtual-host"),
-        kernel_words="intel_iommu=on",
-        timeout_s=560,
-    )
-    print(f"{done.seconds:.0f} s")
-    done.result("DONE")
-    return done
+    return boot_with_iommu("program_doctor", tmp_path_factory.mktemp("virtual-host"))
 
 
 def test_a_device_on_vfio_pci_with_a_closed_group_is_unused(booted: BootOutcome) -> None:

@@ -27,11 +27,8 @@ def machine(
     name, node_mib = request.param
     host = load_host(name)
     work = tmp_path_factory.mktemp("virtual-host")
-    done = boot(virtual_host(host, node_mib=node_mib), "program_capture", work, timeout_s=1800)
-    print(done.console)
-    print(f"{done.seconds:.0f} s")
-    done.result("DONE")
-    return host, done
+    machine = virtual_host(host, node_mib=node_mib)
+    return host, boot(machine, "program_capture", work, timeout_s=1800)
 
 
 def test_homenode_finds_inside_what_was_described(machine: tuple[Host, BootOutcome]) -> None:

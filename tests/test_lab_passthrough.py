@@ -6,26 +6,13 @@ from homenode.cpuset import CpuSet
 from homenode.machine.tools.versions import Version
 from homenode.vm.domain.merge import is_same_definition
 from homenode.vm.domain.read import read_vm
-from homenode.vm.sources import load_host
-from tests.lab.boot import BootOutcome, boot
+from tests.lab.boot import BootOutcome, boot_with_iommu
 from tests.lab.inside import without_iommufd
-from tests.lab.virtual_host import virtual_host
 
 
 @pytest.fixture(scope="module")
 def booted(tmp_path_factory: pytest.TempPathFactory) -> BootOutcome:
-    machine = virtual_host(load_host("small-2n8c-2gpu"), node_mib=1024, iommu=True)
-    done = boot(
-        machine,
-        "program_passthrough",
-        tmp_path_factory.mktemp("virtual-host"),
-        kernel_words="intel_iommu=on",
-        timeout_s=560,
-    )
-    print(done.console)
-    print(f"{done.seconds:.0f} s")
-    done.result("DONE")
-    return done
+    return boot_with_iommu("program_passthrough", tmp_path_factory.mktemp("virtual-host"))
 
 
 @pytest.mark.lab
@@ -100,16 +87,16 @@ def test_devices_go_through_iommufd_where_libvirt_qemu_and_the_kernel_have_it(
     assert sum(name.startswith("/dev/vfio/devices/vfio") for name in opened) == 2
 
 
+EVERY = (
+    "libvirt 9.0.0 (iommufd is in 12.1.0), QEMU 7.2.22 (iommufd is in 8.2.0), "
+    "a kernel without /dev/iommu"
+)
+
+
 @pytest.mark.parametrize(
     ("libvirt", "qemu", "has_device", "why"),
     [
-        (
-            (9, 0, 0),
-            (7, 2, 22),
-            False,
-            "libvirt 9.0.0 (iommufd is in 12.1.0), QEMU 7.2.22 (iommufd is in 8.2.0), "
-            "a kernel without /dev/iommu",
-        ),
+        ((9, 0, 0), (7, 2, 22), False, EVERY),
         ((12, 0, 0), (8, 2, 0), True, "libvirt 12.0.0 (iommufd is in 12.1.0)"),
         ((12, 1, 0), (8, 1, 5), True, "QEMU 8.1.5 (iommufd is in 8.2.0)"),
         ((12, 1, 0), None, True, "QEMU of no known version (iommufd is in 8.2.0)"),

@@ -1,16 +1,13 @@
 """A virtual host with an IOMMU: a trial of a VM with a disk of each of its nodes passed through."""
 
-import json
 import re
 from typing import Any
 
 import pytest
 
 from homenode.cpuset import CpuSet
-from homenode.vm.sources import load_host
-from tests.lab.boot import HERE, boot, need_lab
+from tests.lab.boot import HERE, boot_with_iommu, need_lab
 from tests.lab.kernel_image import unpacked
-from tests.lab.virtual_host import virtual_host
 from tests.probe_build import make
 from tests.trial_guest import trial_initrd
 
@@ -28,18 +25,9 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> Any:
         "initrd": trial_initrd({"homenode-probe": probe}),
         "probe": probe,
     }
-    done = boot(
-        virtual_host(load_host(str(HERE / "small-2n8c-2nvme.toml")), node_mib=1024, iommu=True),
-        "program_trial",
-        tmp_path_factory.mktemp("virtual-host"),
-        kernel_words="intel_iommu=on",
-        files=files,
-        timeout_s=5400,
-    )
-    print(done.console)
-    print(f"{done.seconds:.0f} s")
-    done.result("DONE")
-    return json.loads(done.result("vm"))
+    work = tmp_path_factory.mktemp("virtual-host")
+    host = str(HERE / "small-2n8c-2nvme.toml")
+    return boot_with_iommu("program_trial", work, host, files=files, timeout_s=5400).report("vm")
 
 
 def test_the_trial_measures_its_boot_and_says_so(report: Any) -> None:

@@ -58,7 +58,6 @@ class BootOutcome:
     """What a virtual host said."""
 
     console: str
-    seconds: float  # from start to power-off
 
     def result(self, name: str) -> str:
         """What the program inside reported under a name."""
@@ -93,42 +92,45 @@ def boot(
     argv = (
         "qemu-system-x86_64",
         *machine.arguments,
-        "-accel",
-        "tcg,thread=single,tb-size=512",
-        "-drive",
-        f"file={lab}/root.ext4,format=raw,if=none,id=root,snapshot=on",
-        "-device",
-        "nvme,drive=root,serial=root,bus=pcie.0,addr=0x1d",
-        "-drive",
-        f"file={image},format=raw,if=none,id=payload,readonly=on",
-        "-device",
-        "nvme,drive=payload,serial=payload,bus=pcie.0,addr=0x1e",
-        "-kernel",
-        str(lab / "vmlinuz"),
+        *("-accel", "tcg,thread=single,tb-size=512"),
+        *("-drive", f"file={lab}/root.ext4,format=raw,if=none,id=root,snapshot=on"),
+        *("-device", "nvme,drive=root,serial=root,bus=pcie.0,addr=0x1d"),
+        *("-drive", f"file={image},format=raw,if=none,id=payload,readonly=on"),
+        *("-device", "nvme,drive=payload,serial=payload,bus=pcie.0,addr=0x1e"),
+        *("-kernel", str(lab / "vmlinuz")),
         # Kernel page-table isolation costs half the time here: each system call empties QEMU's TLB.
         # On a busy machine ticks come too late for the check of the timer, which then panics.
         "-append",
         "console=ttyS0 quiet panic=-1 mitigations=off nowatchdog no_timer_check "
         f"root=/dev/nvme0n1 rw init=/sbin/homenode-init {kernel_words}",
-        "-nodefaults",
-        "-no-user-config",
-        "-display",
-        "none",
-        "-serial",
-        "stdio",
-        "-no-reboot",
+        *"-nodefaults -no-user-config -display none -serial stdio -no-reboot".split(),
     )
     console = work / "console"
     for attempt in range(1, TRIES + 1):
         seconds = run_to_its_end(argv, console, timeout_s)
         text = console.read_text(errors="replace")
         if seconds is not None:
-            return BootOutcome(text, seconds)
+            print(f"{text}\n{seconds:.0f} s")
+            done = BootOutcome(text)
+            done.result("DONE")
+            return done
         print(
             f"try {attempt}: the virtual host did not begin within {START_S:g} s or end within "
             f"{timeout_s:g} s:\n{text[-6000:]}"
         )
     pytest.fail(f"the virtual host did not end within {timeout_s:g} s, {TRIES} times")
+
+
+def boot_with_iommu(
+    program: str,
+    work: Path,
+    host: str = "small-2n8c-2gpu",
+    files: Mapping[str, bytes] = _NOTHING,
+    timeout_s: float = 560,
+) -> BootOutcome:
+    machine = virtual_host(load_host(host), node_mib=1024, iommu=True)
+    words = "intel_iommu=on"
+    return boot(machine, program, work, kernel_words=words, files=files, timeout_s=timeout_s)
 
 
 @functools.cache
@@ -137,11 +139,8 @@ def two_nodes(directory: Path) -> tuple[Host, BootOutcome]:
     host = load_host("small-2n8c-2gpu")
     work = directory / "two-nodes"
     work.mkdir()
-    done = boot(virtual_host(host, node_mib=1024), "program_two_domains", work, timeout_s=1800)
-    print(done.console)
-    print(f"{done.seconds:.0f} s")
-    done.result("DONE")
-    return host, done
+    machine = virtual_host(host, node_mib=1024)
+    return host, boot(machine, "program_two_domains", work, timeout_s=1800)
 
 
 def run_to_its_end(argv: Sequence[str], console: Path, timeout_s: float) -> float | None:

@@ -46,16 +46,8 @@ from homenode.vm.layout import GuestCells, GuestPcie, MemoryBinding, Pinning, Si
 from homenode.vm.plan_options import Balance, DefinitionSiblings, DeviceLocality, Policy
 
 _LAST = (
-    "gpu_sets_lost",
-    "unisolated_cores",
-    "llcs_spanned",
-    "pages_to_reserve",
-    "balance_cores",
-    "balance_memory",
-    "unevenness",
-    "nodes",
-    "split",
-    "gpus",
+    *"gpu_sets_lost unisolated_cores llcs_spanned pages_to_reserve".split(),
+    *"balance_cores balance_memory unevenness nodes split gpus".split(),
 )
 _NEAR = ("device_class", "packages_spanned")
 _HOME = "gpus_away_from_home"

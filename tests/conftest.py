@@ -59,15 +59,7 @@ TIMES = Path(os.environ["HOMENODE_TEST_TIMES"]) if "HOMENODE_TEST_TIMES" in os.e
 LIVE = frozenset({"libvirt", "qemu"})
 """Markers of tests that share one daemon, or boot machines: one after the other, in one process."""
 
-GROUPS = (
-    "live",
-    "slurm",
-    "root",
-    "packages",
-    "pdf",
-    "browser",
-    "source",
-)
+GROUPS = ("live", "slurm", "root", "packages", "pdf", "browser", "source")
 """Tests that run one after the other, in the order in which they begin."""
 
 TESTS = Path(__file__).parent

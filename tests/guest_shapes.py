@@ -69,12 +69,8 @@ def hgx_devices() -> list[DeviceSpec]:
     return specs
 
 
-HGX_GPUS = bdfs(
-    "19:00.0", "3b:00.0", "4c:00.0", "5d:00.0", "9b:00.0", "bb:00.0", "cb:00.0", "db:00.0"
-)
-HGX_NICS = bdfs(
-    "1a:00.0", "3c:00.0", "4d:00.0", "5e:00.0", "9c:00.0", "bc:00.0", "cc:00.0", "dc:00.0"
-)
+HGX_GPUS = bdfs(*(f"{bus}:00.0" for bus in "19 3b 4c 5d 9b bb cb db".split()))
+HGX_NICS = bdfs(*(f"{bus}:00.0" for bus in "1a 3c 4d 5e 9c bc cc dc".split()))
 
 
 def hgx_host() -> Host:
@@ -121,8 +117,9 @@ def without(
     return replace(request, guest=smaller, devices=devices), replace(placement, devices=devices)
 
 
-def defined_guest(guest: Vm, ports: int = 6) -> Vm:
+def defined_guest(guest: Vm) -> Vm:
     """A guest as libvirt leaves it at define: root ports on pcie.0, hostdevs behind them."""
+    ports = 6
     total = ports + len(guest.hostdevs)
     controllers = [GuestPciController(0, "pcie-root")]
     for i in range(total):
@@ -137,10 +134,7 @@ def defined_guest(guest: Vm, ports: int = 6) -> Vm:
     addresses |= {GuestAddress(0, bus, 0, 0) for bus in range(1, 1 + ports)}
     addresses |= {GuestAddress(0, 0, 0x1F, 2), GuestAddress(0, 0, 1, 0)}
     return structs.replace(
-        guest,
-        controllers=tuple(controllers),
-        hostdevs=hostdevs,
-        addresses=tuple(sorted(addresses)),
+        guest, controllers=tuple(controllers), hostdevs=hostdevs, addresses=tuple(sorted(addresses))
     )
 
 

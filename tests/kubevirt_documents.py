@@ -57,58 +57,37 @@ def document(
     pins: CPUs of the vCPUs of each cell, () for a flat guest. nodes: <memnode> of each cell, None
     for none. addresses: guest address of some devices, as XML attributes.
     """
-    numbers: list[list[int]] = []
-    for pus in pins:
-        start = sum(map(len, numbers))
-        numbers.append(list(range(start, start + len(pus))))
-    vcpus = sum(map(len, numbers)) or 4
-    tune = "<cputune>"
-    for inside_cell, pus in zip(numbers, pins, strict=True):
-        for vcpu, pu in zip(inside_cell, pus, strict=True):
-            tune += f'<vcpupin vcpu="{vcpu}" cpuset="{pu}"></vcpupin>'
-    tune += "</cputune>" if pins else '<emulatorpin cpuset="0"></emulatorpin></cputune>'
+    every_pu = [pu for pus in pins for pu in pus]
+    tune = "".join(
+        f'<vcpupin vcpu="{vcpu}" cpuset="{pu}"></vcpupin>' for vcpu, pu in enumerate(every_pu)
+    )
+    emulator = "" if pins else '<emulatorpin cpuset="0"></emulatorpin>'
+    tune = f"<cputune>{tune}{emulator}</cputune>"
     if pins and nodes is not None:
         every = ",".join(sorted(set(nodes)))
         tune += f'<numatune><memory mode="strict" nodeset="{every}"></memory>'
         for cell, node in enumerate(nodes):
             tune += f'<memnode cellid="{cell}" mode="strict" nodeset="{node}"></memnode>'
         tune += "</numatune>"
-    numa = ""
-    if pins:
-        numa = "<numa>"
+    numa, vcpu = "", 0
+    for cell, pus in enumerate(pins):
+        siblings = "".join(
+            f'<sibling id="{to}" value="{10 if to == cell else 21}"></sibling>'
+            for to in range(len(pins))
+        )
+        stated = f"<distances>{siblings}</distances>" if distances else ""
+        listed = ",".join(map(str, range(vcpu, vcpu + len(pus))))
+        vcpu += len(pus)
         each = memory_bytes // len(pins)
-        for cell, members in enumerate(numbers):
-            stated = (
-                ""
-                if not distances
-                else (
-                    "<distances>"
-                    + "".join(
-                        f'<sibling id="{to}" value="{10 if to == cell else 21}"></sibling>'
-                        for to in range(len(pins))
-                    )
-                    + "</distances>"
-                )
-            )
-            listed = ",".join(map(str, members))
-            numa += f'<cell id="{cell}" cpus="{listed}" memory="{each}" unit="b">{stated}</cell>'
-        numa += "</numa>"
-    backing = (
-        '<memoryBacking><hugepages><page size="2" unit="M"></page></hugepages></memoryBacking>'
+        numa += f'<cell id="{cell}" cpus="{listed}" memory="{each}" unit="b">{stated}</cell>'
+    pages = '<memoryBacking><hugepages><page size="2" unit="M"></page></hugepages></memoryBacking>'
+    head = _HEAD.format(
+        **{"kind": kind, "name": name, "uuid": uuid, "machine": machine, "memory": memory_bytes},
+        **{"vcpus": len(every_pu) or 4, "tune": tune, "backing": pages if hugepages else ""},
+        numa=f"<numa>{numa}</numa>" if pins else "",
     )
-    values = {
-        "kind": kind,
-        "name": name,
-        "uuid": uuid,
-        "memory": memory_bytes,
-        "vcpus": vcpus,
-        "tune": tune,
-        "numa": numa,
-        "machine": machine,
-        "backing": backing if hugepages else "",
-    }
     inside = "".join(hostdev(bdf, (addresses or {}).get(bdf)) for bdf in devices)
-    return _HEAD.format(**values) + controllers + inside + _TAIL.format(uuid=uuid)
+    return head + controllers + inside + _TAIL.format(uuid=uuid)
 
 
 def hostdev(bdf: str, address: str | None = None) -> str:

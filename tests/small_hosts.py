@@ -76,12 +76,10 @@ CLASS_CODES = {
 }
 
 
-def hierarchical_distances(
-    package_of_node: Sequence[int], near: int = 12, far: int = 32
-) -> tuple[tuple[int, ...], ...]:
-    """10 on the diagonal, `near` within a package, `far` across; shape (nodes, nodes)."""
+def hierarchical_distances(package_of_node: Sequence[int]) -> tuple[tuple[int, ...], ...]:
+    """10 on the diagonal, 12 within a package, 32 across; shape (nodes, nodes)."""
     return tuple(
-        tuple(10 if i == j else near if a == b else far for j, b in enumerate(package_of_node))
+        tuple(10 if i == j else 12 if a == b else 32 for j, b in enumerate(package_of_node))
         for i, a in enumerate(package_of_node)
     )
 
@@ -309,13 +307,9 @@ def pinned_domain(
     )
 
 
-def floating_domain(
-    vcpus: int, *, name: str = "floating", memory_bytes: int = 0, running: bool = True
-) -> RunningDomain:
+def floating_domain(vcpus: int, *, name: str = "floating", memory_bytes: int = 0) -> RunningDomain:
     """A domain that nothing pins or binds."""
-    return RunningDomain(
-        name, running, (None,) * vcpus, None, (), memory_bytes, False, (), None, ()
-    )
+    return RunningDomain(name, True, (None,) * vcpus, None, (), memory_bytes, False, (), None, ())
 
 
 def small_guest(
@@ -325,8 +319,6 @@ def small_guest(
     name: str = "vm",
     hostdevs: Sequence[str] = (),
     iothreads: int = 0,
-    machine: str = "q35",
-    page_bytes: int | None = None,
 ) -> Vm:
     """A flat KVM guest as a new document describes one."""
     return Vm(
@@ -334,10 +326,10 @@ def small_guest(
         uuid=None,
         domain_type="kvm",
         architecture="x86_64",
-        machine=machine,
+        machine="q35",
         vcpus=vcpus,
         memory_bytes=memory_bytes,
-        page_bytes=page_bytes,
+        page_bytes=None,
         iothread_ids=tuple(range(1, iothreads + 1)),
         cpu_mode="host-passthrough",
         cpu_topology=None,

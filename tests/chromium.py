@@ -152,19 +152,12 @@ def opened_tab(profile: Path) -> Iterator[Tab]:
         os.dup2(103, 3)
         os.dup2(104, 4)
 
+    words = """
+        --headless=new --no-sandbox --disable-gpu --hide-scrollbars --disable-dev-shm-usage
+        --no-first-run --remote-debugging-pipe
+    """.split()
     browser = subprocess.Popen(
-        [
-            PROGRAM,
-            "--headless=new",
-            "--no-sandbox",
-            "--disable-gpu",
-            "--hide-scrollbars",
-            "--disable-dev-shm-usage",
-            "--no-first-run",
-            "--remote-debugging-pipe",
-            f"--user-data-dir={profile}",
-            "about:blank",
-        ],
+        [PROGRAM, *words, f"--user-data-dir={profile}", "about:blank"],
         preexec_fn=hand_over,
         close_fds=False,
         stdin=subprocess.DEVNULL,

@@ -1,6 +1,7 @@
 """Results for the report's tests: machines with everything, and names that mean harm."""
 
 import random
+from itertools import combinations, product
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from homenode.vm.layout import PRESETS
 NASTY = "<script>window.owned=1</script>&\"'=cmd|x"
 """A GPU's name, as somebody who means harm would have it."""
 
+RATE = "bytes_per_s"
 GPUS = (Bdf(0, 0x19, 0, 0), Bdf(0, 0x3B, 0, 0))
 
 
@@ -25,77 +27,34 @@ def full_run(
     """Three boots with a figure of every kind that the report draws. gain: of its bandwidth."""
     rng = random.Random(seed)
     samples: list[Sample] = []
-    for boot in range(3):
-        for number in range(5):
-            at: dict[str, Any] = {"boot": boot, "number": number}
 
-            def near(value: float) -> float:
-                return value * (1 + rng.gauss(0, 0.005))
+    def add(metric: str, unit: str, value: float, noise: float = 0.005, **more: Any) -> None:
+        near = value * (1 + rng.gauss(0, noise)) if noise else value
+        samples.append(Sample(metric, unit, near, **more))
 
-            samples += [
-                Sample("memory-bandwidth", "bytes_per_s", near(1e11 * gain), variant="triad", **at),
-                Sample("memory-latency", "ns", near(100 / gain), variant="dram", **at),
-                Sample("allreduce-busbw-peak", "bytes_per_s", near(2e10), **at),
-                Sample("cache-capacity", "bytes", 2.0**15, variant="l1", **at),
-                Sample("cache-capacity", "bytes", 2.0**25, variant="l3", **at),
-                *(
-                    Sample("memory-latency", "ns", near(power), size_bytes=1 << power, **at)
-                    for power in range(12, 29)
-                ),
-                *(
-                    Sample(
-                        "allreduce-busbw",
-                        "bytes_per_s",
-                        near(power * 1e9),
-                        size_bytes=1 << power,
-                        variant="in-place",
-                        **at,
-                    )
-                    for power in range(3, 28)
-                ),
-                *(
-                    Sample(
-                        "h2d-bandwidth",
-                        "bytes_per_s",
-                        near(5e10 if node == gpu else 2e10),
-                        device=GPUS[gpu],
-                        node=node,
-                        **at,
-                    )
-                    for node in range(2)
-                    for gpu in range(2)
-                ),
-                *(
-                    Sample(
-                        "memory-bandwidth",
-                        "bytes_per_s",
-                        near(5e10 / (1 + abs(a - b))),
-                        node=a,
-                        peer_node=b,
-                        variant="read",
-                        **at,
-                    )
-                    for a in range(2)
-                    for b in range(2)
-                ),
-                Sample(
-                    "p2p-bandwidth", "bytes_per_s", near(4e10), device=GPUS[0], peer=GPUS[1], **at
-                ),
-                Sample(
-                    "p2p-bandwidth", "bytes_per_s", near(4e10), device=GPUS[1], peer=GPUS[0], **at
-                ),
-                *(
-                    Sample(
-                        "core-to-core-latency",
-                        "ns",
-                        near(30 + 40 * (one // 2 != other // 2)),
-                        variant=f"{one} to {other}",
-                        **at,
-                    )
-                    for one in range(4)
-                    for other in range(one + 1, 4)
-                ),
-            ]
+    for boot, number in product(range(3), range(5)):
+        at: dict[str, Any] = {"boot": boot, "number": number}
+        add("memory-bandwidth", RATE, 1e11 * gain, variant="triad", **at)
+        add("memory-latency", "ns", 100 / gain, variant="dram", **at)
+        add("allreduce-busbw-peak", RATE, 2e10, **at)
+        add("cache-capacity", "bytes", 2.0**15, noise=0, variant="l1", **at)
+        add("cache-capacity", "bytes", 2.0**25, noise=0, variant="l3", **at)
+        for power in range(12, 29):
+            add("memory-latency", "ns", power, size_bytes=1 << power, **at)
+        at_place = at | {"variant": "in-place"}
+        for power in range(3, 28):
+            add("allreduce-busbw", RATE, power * 1e9, size_bytes=1 << power, **at_place)
+        for node, gpu in product(range(2), range(2)):
+            rate = 5e10 if node == gpu else 2e10
+            add("h2d-bandwidth", RATE, rate, device=GPUS[gpu], node=node, **at)
+        for a, b in product(range(2), range(2)):
+            rate = 5e10 / (1 + abs(a - b))
+            add("memory-bandwidth", RATE, rate, node=a, peer_node=b, variant="read", **at)
+        for gpu in range(2):
+            add("p2p-bandwidth", RATE, 4e10, device=GPUS[gpu], peer=GPUS[1 - gpu], **at)
+        for one, other in combinations(range(4), 2):
+            ns = 30 + 40 * (one // 2 != other // 2)
+            add("core-to-core-latency", "ns", ns, variant=f"{one} to {other}", **at)
     head = RunHead(
         name or layout,
         system,
@@ -115,8 +74,7 @@ def full_results(root: Path) -> Path:
     """Three layouts of one machine, and another machine's single one."""
     for seed, (layout, gain) in enumerate((("default", 1.0), ("pin", 1.01), ("pin-numa-pci", 4.0))):
         write_run(root, full_run(layout, seed, gain=gain))
-    other = full_run("pin", 9, system="MI350X")
-    write_run(root, other)
+    write_run(root, full_run("pin", 9, system="MI350X"))
     return root
 
 

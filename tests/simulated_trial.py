@@ -7,6 +7,7 @@ said to be, with noise of a boot and of a sample that only depend on the boot's 
 import json
 import random
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -116,38 +117,31 @@ class SimulatedGuest(FakeMachine):
         return json.dumps(document)
 
 
+@dataclass
 class SimulatedReach:
     """See trial.guest.Reach. effects: speed of memory by layout. wrong: layouts whose guest comes
     up without its cells."""
 
-    def __init__(
-        self,
-        daemon: StandIn,
-        effects: Mapping[str, float],
-        wrong: Sequence[str] = (),
-        silent: Sequence[str] = (),
-    ) -> None:
-        self._daemon = daemon
-        self._effects = effects
-        self._wrong = wrong
-        self._silent = silent
+    daemon: StandIn
+    effects: Mapping[str, float]
+    wrong: Sequence[str] = ()
+    silent: Sequence[str] = ()
 
     def machine(self, uuid: str) -> SimulatedGuest:
-        definition = self._daemon.definition()
+        definition = self.daemon.definition()
         cells = b"<cell" in definition
         layout = "pin-numa" if cells else "pin" if b"<vcpupin" in definition else "default"
-        if layout in self._silent:
+        if layout in self.silent:
             raise ToolError(
                 "root@192.0.2.7 over ssh: Permission denied (publickey)",
                 hint="does it have this user's key?",
             )
         try:
-            run_id = self._daemon.get("id")
+            run_id = self.daemon.get("id")
         except FileNotFoundError:
             run_id = ""
-        guest = SimulatedGuest(
-            self._daemon, run_id, self._effects[layout], cells and layout not in self._wrong
-        )
+        shows_cells = cells and layout not in self.wrong
+        guest = SimulatedGuest(self.daemon, run_id, self.effects[layout], shows_cells)
         guest.run(("true",), 1)
         return guest
 

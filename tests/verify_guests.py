@@ -1,5 +1,6 @@
 """Guests as their own kernels would show themselves, for tests of verification."""
 
+import json
 import shutil
 from typing import Any
 
@@ -59,15 +60,8 @@ def guest_description(
     link: str = "",
 ) -> str:
     """The same guest as a host.toml."""
-    shown = [f'"{node}"' if isinstance(node, str) else node for node in nodes]
-    return _GUEST.format(
-        distance=distance,
-        memory=memory,
-        nodes=f"[{shown[0]}, {shown[1]}]",
-        cores=cores,
-        threads=threads,
-        link=link,
-    )
+    sizes = {"distance": distance, "memory": memory, "cores": cores, "threads": threads}
+    return _GUEST.format(**sizes, nodes=json.dumps(nodes), link=link)
 
 
 def guest_host(**fields: Any) -> Host:
@@ -86,11 +80,7 @@ def _with_ports_at_0(host: Host) -> Host:
         return Bdf(bdf.domain, bdf.bus, 0, 0) if bdf.device == 1 else bdf
 
     devices = (
-        replace(
-            device,
-            bdf=moved(device.bdf),
-            parent=None if device.parent is None else moved(device.parent),
-        )
+        replace(device, bdf=moved(device.bdf), parent=device.parent and moved(device.parent))
         for device in host.pci_devices
     )
     return replace(host, pci_devices=tuple(sorted(devices, key=lambda device: device.bdf)))

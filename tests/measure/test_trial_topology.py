@@ -146,7 +146,7 @@ class GpuReach(SimulatedReach):
         self.files: list[str] = []
 
     def machine(self, uuid: str) -> SimulatedGuest:
-        guest = GpuGuest(self._daemon, self._daemon.get("id"), 1.0, cells=False)
+        guest = GpuGuest(self.daemon, self.daemon.get("id"), 1.0, cells=False)
         guest.files = self.files
         return guest
 

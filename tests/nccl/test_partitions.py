@@ -42,18 +42,11 @@ def test_pairs_differ_from_board_to_board() -> None:
     ("name", "board"),
     [
         ("NVIDIA A100-SXM4-80GB", Board.HGX_A100),
-        ("NVIDIA A100-PCIE-40GB", None),
-        ("NVIDIA A100 80GB PCIe", None),
-        ("NVIDIA H100 80GB HBM3", Board.HGX_H100),
-        ("NVIDIA H200", Board.HGX_H100),
-        ("NVIDIA H200 NVL", None),
-        ("NVIDIA H20", Board.HGX_H100),
-        ("NVIDIA H100 PCIe", None),
+        *((f"NVIDIA {name}", Board.HGX_H100) for name in ("H100 80GB HBM3", "H200", "H20")),
         ("NVIDIA B200", Board.HGX_B200),
-        ("NVIDIA GH200 480GB", None),
-        ("NVIDIA GB200", None),
-        ("NVIDIA GeForce RTX 4090", None),
-        (None, None),
+        *((f"NVIDIA {name}", None) for name in ("A100-PCIE-40GB", "A100 80GB PCIe", "H200 NVL")),
+        *((f"NVIDIA {name}", None) for name in ("H100 PCIe", "GH200 480GB", "GB200")),
+        *((name, None) for name in ("NVIDIA GeForce RTX 4090", None)),
     ],
 )
 def test_the_board_follows_from_the_gpus_name(name: str | None, board: Board | None) -> None:

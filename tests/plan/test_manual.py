@@ -62,7 +62,6 @@ def test_siblings_are_vcpus_of_their_node_core_by_core() -> None:
         ("pin-numa-smt", ManualRanges(lists("0-3"), lists("8-10")), "expected 4 siblings"),
         ("pin-numa-smt", ManualRanges(lists("0-3"), lists("3-6")), "found 3 in two lists"),
         ("default", ManualRanges(lists("0-3")), "pins nothing"),
-        ("pin", ManualRanges(lists("0-3"), lists("4-7")), "one CPU of each core"),
     ],
 )
 def test_lists_that_cannot_be_meant_are_refused(

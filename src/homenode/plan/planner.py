@@ -67,8 +67,8 @@ def apply_placement(request: GuestRequest, placement: Placement) -> GuestRequest
 def build_manual_placement(request: GuestRequest, ranges: ManualRanges) -> Placement:
     """Place vCPU i on CPU i of the lists, siblings adjacent if the layout pins all CPUs.
 
-    Cell i lies on host node i, as the study's listings have it. Raises UsageError for lists that
-    overlap, that do not pair up, or that the layout cannot use.
+    Cell i lies on host node i, as the study's listings have it. Other layouts ignore the sibling
+    lists. Raises UsageError for lists that overlap or do not pair up, or if nothing is pinned.
     """
     layout = request.layout
     if layout.pinning is Pinning.NONE:
@@ -123,11 +123,6 @@ def _check_lists(ranges: ManualRanges, pins_all: bool) -> None:
             "CPU lists: missing CPUs of a node",
             hint="use --node-cpus once for each node, such as --node-cpus 0-27 --node-cpus 32-59",
         )
-    if ranges.sibling_pus and not pins_all:
-        raise UsageError(
-            "sibling lists: the layout pins one CPU of each core",
-            hint="omit --sibling-cpus, or use pin-numa-smt",
-        )
     if pins_all and len(ranges.sibling_pus) != len(ranges.node_pus):
         raise UsageError(
             f"sibling lists: expected {len(ranges.node_pus)}, one for each node, found "
@@ -137,14 +132,14 @@ def _check_lists(ranges: ManualRanges, pins_all: bool) -> None:
     for number, (pus, siblings) in enumerate(
         zip(ranges.node_pus, ranges.sibling_pus, strict=False)
     ):
-        if len(pus) != len(siblings):
+        if pins_all and len(pus) != len(siblings):
             raise UsageError(
                 f"node {number}: expected {plural(len(pus), 'sibling')} for {format_cpus(pus)}, "
                 f"found {len(siblings)} ({siblings})",
                 hint="list the sibling of each CPU, in the same order",
             )
     seen_pus = CpuSet()
-    for pus in (*ranges.node_pus, *ranges.sibling_pus):
+    for pus in (*ranges.node_pus, *(ranges.sibling_pus if pins_all else ())):
         duplicates = seen_pus & pus
         if duplicates:
             raise UsageError(

@@ -568,6 +568,7 @@ def test_what_sharing_changes_rests_on_the_users_own_program_alone() -> None:
     assert answer_of(1.0, 4) == (RecommendedQueue.SHARED, True)
     assert answer_of(1.2, 4) == (RecommendedQueue.EXCLUSIVE, True)
     assert answer_of(1.0, 1) == (RecommendedQueue.UNKNOWN, False)
+    assert answer_of(0.0, 4) == (RecommendedQueue.SHARED, False)
 
 
 def test_the_page_has_the_studys_figures_as_charts_and_tables(gh200: Path) -> None:

@@ -273,7 +273,10 @@ def _compute_answer(jobs: tuple[JobEvidence, ...]) -> QueueAnswer:
         sides = group_runs(sorted(runs, key=lambda run: run.head.arrangement != WHOLE))
         if [side.label for side in sides] != [WHOLE, PARTS]:
             continue
-        effect = next(effect for effect in compare(sides).effects if effect.metric == metric)
+        effects = compare(sides).effects
+        effect = next((effect for effect in effects if effect.metric == metric), None)
+        if effect is None:  # zeroes have no ratio
+            continue
         multiple = format_multiple(effect.ratio)
         evidence = f"{metric}: {PARTS} {multiple} {WHOLE}, {effect.level}, n = {effect.boots}"
         if effect.outcome is Outcome.CANNOT_TELL:

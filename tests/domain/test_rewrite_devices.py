@@ -9,7 +9,7 @@ from homenode.bdf import Bdf
 from homenode.errors import HostError, InputError
 from homenode.units import GIB
 from homenode.vm.domain.codec import reject_older
-from homenode.vm.domain.controllers import edit_controllers, read_window_mib
+from homenode.vm.domain.controllers import edit_controllers, qemu_arguments, read_window_mib
 from homenode.vm.domain.document import parse_document
 from homenode.vm.domain.read import read_vm
 from homenode.vm.domain.schema import validate
@@ -157,6 +157,16 @@ def test_a_firmware_window_declares_qemus_namespace() -> None:
     xml, plan = planned("study", "pin", aperture=Aperture(None, None, 65_536, 0, 0))
     other = rewrite(xml.replace(b"<domain ", b"<domain xmlns:qemu='urn:mine' ", 1), plan)
     assert b"xmlns:qemu='urn:mine'" in other and b"<qemu1:arg value='-fw_cfg'/>" in other
+    window = "name=opt/ovmf/X-PciMmio64Mb,string=65536"
+    for old, new, expected in (
+        (b"<qemu:arg value='-fw_cfg'/>", b"", ["-fw_cfg", window]),
+        (window.encode(), b"", ["-fw_cfg", "", "-fw_cfg", window]),
+    ):
+        own = after.text.replace(old, new)
+        planned_again = hand_plan(read_vm(own, "x"), "pin", aperture=plan.aperture)
+        arguments = qemu_arguments(parse_document(rewrite(own, planned_again), "x"))
+        assert [argument.get("value") for argument in arguments] == expected
+        assert len({argument.tag for argument in arguments}) == 1
 
 
 def test_more_than_255_vcpus_get_interrupt_remapping() -> None:

@@ -53,8 +53,8 @@ class SimulatedConfig:
             space = bytearray(256)
             space[0:4] = b"\x86\x80\x2a\x35"
             space[0x06] = 0x10
-            space[0x34] = 0x80
-            space[0x80:0x82] = bytes((0x01, AT | 3))  # power management; two bits are reserved
+            space[0x34] = 0x83  # two bits are reserved
+            space[0x80:0x82] = bytes((0x01, AT | 3))  # power management
             space[AT : AT + 4] = bytes((0x10, 0, 0x42, 0))
             link = device.link
             if link is not None and link.max_gt_per_s and link.current_gt_per_s:

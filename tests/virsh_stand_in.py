@@ -8,7 +8,8 @@ import shlex
 from pathlib import Path
 
 UUID = "6e1f6d5e-4a35-4c9c-8f2e-5a0d1c2b3a49"
-URI = "qemu:///system"
+URI, SESSION = "qemu:///system", "qemu:///session"
+"""The first is the default, which a printed command omits."""
 
 _SCRIPT = r"""#!/bin/sh
 # virsh --connect URI --quiet COMMAND ARGUMENTS...

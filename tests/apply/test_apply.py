@@ -19,6 +19,7 @@ from homenode.change.apply.define_step import (
     DomainChange,
     find_lost_passwords,
     is_edited,
+    is_printed,
     with_facts,
 )
 from homenode.change.apply.definition import (
@@ -45,7 +46,8 @@ from homenode.vm.hypervisor.connection import DomainState, check_uri, parse_domi
 from homenode.vm.hypervisor.virsh import RejectedError, Virsh
 from tests.apply_documents import NAME, ORIGINAL, tuned
 from tests.seeds import part
-from tests.virsh_stand_in import URI, UUID, StandIn
+from tests.virsh_stand_in import SESSION as URI
+from tests.virsh_stand_in import UUID, StandIn
 
 
 @pytest.fixture
@@ -66,10 +68,17 @@ def test_apply_defines_the_tuned_document_and_restore_gives_the_original_back_by
 ) -> None:
     defined = apply(root)
     assert b"<vcpupin" in daemon.definition() and daemon.definition() in defined
+    daemon.put("snapshots/s", (SNAPSHOT % daemon.definition()).decode())  # with its cells
+    with pytest.raises(UsageError, match="snapshot"):
+        restore_definition(Virsh(URI), NAME, root)
+    (daemon.state / "snapshots/s").unlink()
     done = restore_definition(Virsh(URI), NAME, root)
     assert done.changed and done.exact
     assert daemon.definition() == ORIGINAL
-    assert DomainStore(root, URI, UUID).read_document(compute_sha256(defined)) == defined
+    store = DomainStore(root, URI, UUID)
+    assert store.read_document(compute_sha256(defined)) == defined
+    os.utime(store.directory / "journal.jsonl", (9, 9))
+    assert store.written_at().timestamp() == 9
 
 
 def test_apply_and_restore_remove_what_a_killed_one_left_half_written(
@@ -101,6 +110,12 @@ def test_a_step_that_was_only_begun_leaves_the_record_that_was_there(
     with pytest.raises(InputError, match="edited in between"):
         step.begin(store.journal.write)
     assert store.journal.to_undo() == before
+    daemon.put_definition(applied)
+    daemon.happens(3, "edit")  # right after it was defined
+    step.do(store.journal.write)
+    daemon.nothing_happens()
+    step.take_back(store.journal.write)
+    assert b"<title>" in daemon.definition()
     daemon.put_definition(applied)
     step.do(store.journal.write)
     edited = daemon.definition().replace(b"kept", b"changed")
@@ -179,19 +194,22 @@ def test_a_snapshot_of_another_topology_alone_is_in_the_way(before: bytes, after
 
 def test_the_same_stands_against_a_restore() -> None:
     state = DomainState(NAME, UUID, 7, "running", persistent=False, managed_save=True)
-    ids = {
-        restoring: [
-            kind
-            for kind, *_ in find_obstacles(state, WITH_GPU, {"-s": b""}, URI, restoring=restoring)
-        ]
-        for restoring in (False, True)
-    }
-    *_, (_, _, hint) = find_obstacles(state, WITH_GPU, {"-s": b""}, URI, restoring=True)
-    assert hint.endswith(f" snapshot-delete {UUID} -- -s")
-    assert ids[True] == ids[False] == ["transient", "running", "managed-save", "snapshot"]
+    ids = ["transient", "running", "managed-save", "snapshot"]
+    for restoring in (False, True):
+        found = list(find_obstacles(state, WITH_GPU, {"-s": b""}, URI, restoring=restoring))
+        assert [kind for kind, *_ in found] == ids
+        assert "".join(hint for *_, hint in found).count(URI) == (4 if restoring else 5)
+    assert found[-1][2].endswith(f" snapshot-delete {UUID} -- -s")
 
 
 def test_kept_edits_are_the_original_as_libvirt_printed_them(daemon: StandIn, root: Path) -> None:
+    apply(root)
+    saved = read_saved_original(Virsh(URI), NAME, root)
+    daemon.put("drops", "<iothreads>")
+    assert not restore_definition(Virsh(URI), NAME, root).exact
+    assert read_saved_original(Virsh(URI), NAME, root) == saved
+    daemon.put("drops", "")
+    daemon.put_definition(ORIGINAL)
     apply(root)
     daemon.put_definition(daemon.definition().replace(b"<os>", b"<title>a</title>\n  <os>"))
     daemon.put("drops", "<iothreads>")
@@ -204,9 +222,13 @@ def test_edits_since_the_apply_are_never_dropped(daemon: StandIn, root: Path) ->
     defined = apply(root)
     edited = daemon.definition().replace(b"kept", b"changed")
     (daemon.state / "definition.xml").write_bytes(edited)
-    with pytest.raises(InputError, match=r"edited after homenode apply: .*\n.*--keep-edits"):
+    with pytest.raises(
+        InputError, match=r"edited after homenode apply: .*\n.*--connect .* --keep-edits"
+    ):
         restore_definition(Virsh(URI), NAME, root)
-    with pytest.raises(InputError, match=r"edited after .*\n  hint: homenode restore .* --forget"):
+    with pytest.raises(
+        InputError, match=r"edited after .*\n  hint: homenode restore .* --forget --connect"
+    ):
         apply(root, "pin")
     assert daemon.definition() == edited
     old = forget_original(Virsh(URI), NAME, root)
@@ -217,6 +239,7 @@ def test_edits_since_the_apply_are_never_dropped(daemon: StandIn, root: Path) ->
     assert defined
     pinned = edited.replace(b"</vcpu>", b"</vcpu><cputune><vcpupin vcpu='0' cpuset='7'/></cputune>")
     daemon.put_definition(pinned)  # the layout is undone, so that the user's pin is no conflict
+    daemon.put("id", "4")  # nothing is to be changed
     restore_definition(Virsh(URI), NAME, root, keep_edits=True)
     assert daemon.definition() == pinned
 
@@ -232,6 +255,10 @@ def test_an_edit_of_a_default_that_libvirt_added_is_never_dropped(
     daemon.put_definition(printed.replace(b"'de'", b"'fr'"))
     with pytest.raises(InputError, match="edited after homenode apply"):
         restore_definition(Virsh(URI), NAME, root)
+    daemon.put("name", "renamed")
+    daemon.put_definition(printed.replace(NAME.encode() + b"</name>", b"renamed</name>"))
+    with pytest.raises(InputError, match=r"was renamed\n"):
+        restore_definition(Virsh(URI), "renamed", root)
 
 
 EDITS = {
@@ -253,7 +280,7 @@ CUTS = list(product(EDITS, (ChangeState.BEGIN, ChangeState.UNDOING), (False, Tru
 """What is edited, in which step that was cut short, and whether that had defined it."""
 
 
-@pytest.mark.parametrize(("edit", "what", "is_defined"), part(CUTS, 1))
+@pytest.mark.parametrize(("edit", "what", "is_defined"), part(CUTS, 2))
 def test_edits_after_a_step_that_was_cut_short_are_never_dropped(
     daemon: StandIn, root: Path, edit: str, what: ChangeState, is_defined: bool
 ) -> None:
@@ -297,7 +324,7 @@ def test_a_definition_that_changed_while_it_was_planned_is_refused(
 
 def test_what_libvirt_refuses_leaves_the_old_definition(daemon: StandIn, root: Path) -> None:
     daemon.put("refuses", "")
-    with pytest.raises(HostError, match="virsh define at qemu:///system: Failed to define"):
+    with pytest.raises(HostError, match=f"virsh define at {URI}: Failed to define"):
         apply(root)
     assert daemon.definition() == ORIGINAL
     assert DomainStore(root, URI, UUID).journal.to_undo() == ()
@@ -328,11 +355,13 @@ def test_what_libvirt_did_and_dropped_before_it_was_lost_is_undone(
 ) -> None:
     daemon.put("drops", "emulatorpin")
     daemon.put("lost", "")
-    with pytest.raises(HostError, match="End of file"):
-        apply(root)
+    for work in (apply, partial(restore_definition, Virsh(URI), NAME)):
+        with pytest.raises(HostError, match="End of file") as lost:
+            work(root)
+        assert f"; homenode restore {UUID} --connect {URI} restores" in (lost.value.hint or "")
     (daemon.state / "lost").unlink()
-    assert daemon.definition() != ORIGINAL
-    restore_definition(Virsh(URI), NAME, root)
+    (entry,) = DomainStore(root, URI, UUID).journal.to_undo()
+    assert entry.what is ChangeState.UNDOING
     assert daemon.definition() == ORIGINAL
 
 
@@ -348,7 +377,9 @@ def test_the_first_original_is_kept_where_a_second_layout_was_undone(
     apply(root, "pin-numa")
     store = DomainStore(root, URI, UUID)
     entry = store.definition()
-    assert entry is not None and entry.by_hand.endswith(f" {store.definition_path(entry.before)}")
+    assert entry is not None and entry.by_hand == (
+        f"virsh -c {URI} define {store.definition_path(entry.before)}"
+    )
     restore_definition(Virsh(URI), NAME, root)
     assert daemon.definition() == ORIGINAL
 
@@ -380,14 +411,21 @@ def test_a_document_that_was_dumped_without_passwords_is_refused(
 def test_a_restore_with_nothing_saved_says_where_something_is(daemon: StandIn, root: Path) -> None:
     with pytest.raises(InputError, match="only what this user's `homenode apply`"):
         restore_definition(Virsh(URI), NAME, root)
+    with pytest.raises(InputError, match="no saved original"):
+        forget_original(Virsh(URI), NAME, root)
     apply(root)
-    with pytest.raises(InputError, match="applied with --connect qemu:///system"):
-        restore_definition(Virsh("qemu:///session"), NAME, root)
+    with pytest.raises(InputError, match=f"applied with --connect {URI}"):
+        restore_definition(Virsh("qemu:///system"), NAME, root)
     (saved,) = list_saved_originals(root, URI, NAME)
     damaged = DomainStore(root, URI, UUID.replace("6", "0"))  # of another domain
     damaged.save(ORIGINAL)
     (damaged.directory / "journal.jsonl").write_text("{}\n")
+    damaged.directory.with_name(f"a{damaged.directory.name}").touch()
     assert list_saved_originals(root, URI, NAME) == (saved,)
+    assert list_saved_originals(root, "qemu:///system", NAME) == ()
+    for _ in range(2):
+        damaged.drop()
+        assert not damaged.directory.exists()
 
 
 def test_a_saved_original_that_was_damaged_is_not_defined(daemon: StandIn, root: Path) -> None:
@@ -420,6 +458,9 @@ def test_a_device_more_than_was_tuned_is_an_edit() -> None:
         b"</source></hostdev>", b"</source><address type='pci' bus='4'/></hostdev>"
     )
     assert not is_edited(tuned_one, ORIGINAL, printed)
+    pinned = tuned("pin")  # an edit of what the layout changed counts as well
+    assert is_printed(pinned, ORIGINAL, pinned)
+    assert not is_printed(pinned, ORIGINAL, re.sub(rb"(vcpu='0' cpuset)='\d+", rb"\1='7", pinned))
     assert is_edited(
         tuned_one, ORIGINAL, printed.replace(b"</devices>", hostdev % 2 + b"</devices>")
     )
@@ -528,14 +569,17 @@ def test_threads_that_were_moved_twice_go_back_to_where_they_were_first(
 ) -> None:
     run_with_pins(daemon)
     before = pins(daemon)
-    document = tuned("pin")
+    document = re.sub(rb"<emulatorpin.*?/>", b"", tuned("pin"))
     apply_live_pins(Virsh(URI), NAME, document, root)
     once = pins(daemon)
+    daemon.put("pins/emulator.0", "3")  # by another program, as homenode did not move it
     swapped = re.sub(rb"vcpu='0' cpuset='\d+'", b"vcpu='0' cpuset='7'", document)
     apply_live_pins(Virsh(URI), NAME, swapped, root)
     assert pins(daemon)["vcpu.0"] == "7" != once["vcpu.0"]
+    entry = DomainStore(root, URI, UUID).pins()
+    assert entry is not None and entry.by_hand.count(" 0-7 --live") == 5
     restore_live_pins(Virsh(URI), NAME, root)
-    assert pins(daemon) == before
+    assert pins(daemon) == before | {"emulator.0": "3"}
 
 
 def test_live_pins_leave_offline_vcpus_and_say_where_memory_stays(daemon: StandIn) -> None:
@@ -580,6 +624,8 @@ def test_live_pins_refuse_what_pinning_cannot_do(daemon: StandIn, root: Path) ->
     run_with_pins(daemon)
     with pytest.raises(UsageError, match=r"expected 8 vCPUs .* found 4 running"):
         apply_live_pins(Virsh(URI), NAME, tuned("pin-numa-smt"), root)
+    with pytest.raises(UsageError, match=r"expected 2 vCPUs .* found 4 running"):
+        apply_live_pins(Virsh(URI), NAME, ORIGINAL.replace(b">4</vcpu>", b">2</vcpu>"), root)
     (daemon.state / "pins/iothread.1").unlink()
     with pytest.raises(UsageError, match="iothread 1 is not running"):
         apply_live_pins(Virsh(URI), NAME, tuned("pin-numa"), root)
@@ -595,19 +641,21 @@ def test_pins_of_an_earlier_run_are_forgotten(daemon: StandIn, root: Path) -> No
 
 
 @contextmanager
-def process_of(domain: str) -> Iterator[int]:
+def process_of(domain: str, program: str = "/bin/sh") -> Iterator[int]:
     """The number of a process that a domain's QEMU is known by."""
     words = ["sh", "-c", "read line", "sh", "-uuid", domain]
-    with subprocess.Popen(words, stdin=subprocess.PIPE) as process:
+    with subprocess.Popen(words, executable=program, stdin=subprocess.PIPE) as process:
         while not Path(f"/proc/{process.pid}/cmdline").read_bytes():  # until it is sh
             time.sleep(0.01)
         yield process.pid
 
 
-def test_a_run_is_marked_by_the_start_of_the_first_process_with_its_uuid() -> None:
+def test_a_run_is_marked_by_the_start_of_the_first_process_with_its_uuid(tmp_path: Path) -> None:
     own = str(uuid.uuid4())
     assert run_mark(own) is None
-    with process_of(own) as first:
+    program = tmp_path / "s) h"
+    program.symlink_to("/bin/sh")
+    with process_of(own, str(program)) as first:
         mark = run_mark(own) or ""
         uptime_s = float(Path("/proc/uptime").read_text().split()[0])
         _, number, ticks = mark.split(":")
@@ -750,13 +798,13 @@ def test_a_number_that_virsh_takes_for_an_id_is_no_name(daemon: StandIn) -> None
 
 
 def test_an_unknown_domain_is_bad_input(daemon: StandIn) -> None:
-    with pytest.raises(InputError, match=r"no VM named other; here: -vm 7 \(shut off\)"):
+    with pytest.raises(InputError, match=rf"no VM named other; at {URI}: -vm 7 \(shut off\)"):
         Virsh(URI).find_domain("other")
     with pytest.raises(InputError) as refused:
         Virsh(URI).find_domain("other.xml")
     assert refused.value.hint == "virsh define other.xml"
     daemon.put("id", "4")
-    with pytest.raises(InputError, match=r"here: -vm 7 \(running\)"):
+    with pytest.raises(InputError, match=r": -vm 7 \(running\)"):
         Virsh(URI).find_domain("other")
     for name in ("", " ", "a\nb"):
         with pytest.raises(UsageError):

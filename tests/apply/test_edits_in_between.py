@@ -30,7 +30,8 @@ from tests.apply_documents import NAME, ORIGINAL, tuned
 from tests.processes import code_of, start_child
 from tests.seeds import part
 from tests.verify_documents import PLAIN
-from tests.virsh_stand_in import URI, UUID, StandIn
+from tests.virsh_stand_in import SESSION as URI
+from tests.virsh_stand_in import UUID, StandIn
 
 TITLE = b"<title>mine</title>"
 EARLIER = b"<description>earlier</description>"
@@ -253,7 +254,7 @@ def test_a_domain_that_was_renamed_keeps_its_name(daemon: StandIn, tmp_path: Pat
         f"renamed was {NAME} when homenode applied a layout: it was renamed"
     )
     assert refused.value.hint is not None
-    assert "homenode restore renamed --keep-edits" in refused.value.hint
+    assert f"homenode restore renamed --keep-edits --connect {URI}" in refused.value.hint
     assert f"domrename --domain {UUID} --new-name '{NAME}'" in refused.value.hint
     now = daemon.definition()
     with pytest.raises(InputError, match=r"was renamed\n"):
@@ -273,6 +274,7 @@ def test_a_domain_that_was_renamed_keeps_its_name(daemon: StandIn, tmp_path: Pat
     forget_original(virsh, "again", tmp_path)
     entry = DomainStore(tmp_path, URI, UUID).definition()
     assert entry is not None and entry.facts == {"name": "again"}
+    assert entry.what is ChangeState.KEPT
 
 
 def test_another_domain_of_the_same_name_gets_no_original(
@@ -300,6 +302,7 @@ def test_an_edit_right_after_an_apply_has_defined_is_reported(
     assert not apply(start.root, "pin-numa").edited
     start.again()
     daemon.happens(define + 1, "edit")
+    daemon.put("drops", "emulatorpin")  # which is no reason to replace the edited definition
     assert apply(start.root, "pin-numa").edited and TITLE in daemon.definition()
 
 
@@ -349,6 +352,15 @@ def test_edits_of_pins_are_named_once_and_in_short() -> None:
     assert (
         error.message == "v was edited after homenode apply: memory 1 GiB, now 2 GiB; 1 more edit"
     )
+    titled = last.replace("</name>", "</name><title>t</title>")
+    pair = ("<memory unit='GiB'>1</memory>", "<vcpu>8</vcpu>")
+    moved = last.replace("".join(pair), "".join(reversed(pair)))
+    for before, after, edit in (
+        (titled, last, "title"),
+        (last, moved, "the order of its elements"),
+    ):
+        message = make_edited_error("v", before.encode(), after.encode(), "").message
+        assert message.endswith(f": {edit}")
     now = now.replace("GiB'>2", "GiB'>1")
     assert make_edited_error("v", last.encode(), now.encode(), "").message == (
         "v was edited after homenode apply: pins of vCPUs 0-7, now vCPU 0 on CPU 8, 1 on CPU 9, "

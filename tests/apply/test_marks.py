@@ -66,6 +66,7 @@ def taken(domain: RunningDomain, **options: object) -> tuple[bool, int]:
 def test_a_mark_counts_with_its_uuid_in_a_capture_too(
     definition: bytes, mark: DomainMark | None
 ) -> None:
+    assert captured(definition).uuid is None  # it is a pseudonym
     for domain in (domain_of(definition), captured(definition)):
         assert domain.mark is mark
         assert domain.has_claim == (mark is DomainMark.OWN)
@@ -171,8 +172,9 @@ def test_a_placed_definition_is_an_original_only_where_no_record_exists(
     daemon.put_definition(placed)
     shutil.rmtree(default_root())
     capsys.readouterr()
-    apply([NAME], layout="pin-numa", yes=True, quiet=True)
-    assert "no saved original" in capsys.readouterr().err
+    for is_dry in (True, False):
+        apply([NAME], layout="pin-numa", dry_run=is_dry, yes=not is_dry, quiet=True)
+        assert "no saved original" in capsys.readouterr().err
     restore([NAME])
     assert daemon.definition() == placed
     edited = placed.replace(b"<vcpu ", b"<title>mine</title>\n  <vcpu ")

@@ -30,7 +30,7 @@ from homenode.change.journal import (
     open_changes,
 )
 from homenode.cpuset import CpuSet
-from homenode.errors import HomenodeError, HostError
+from homenode.errors import HomenodeError, HostError, UsageError
 from homenode.machine.description.parse import parse_description
 from homenode.vm.hypervisor.virsh import Virsh
 from homenode.vm.layout import MemoryBinding
@@ -75,7 +75,8 @@ case $command in
   dominfo)
     name=$(sed -n 's,.*<name>\(.*\)</name>.*,\1,p' "$state/$domain.xml")
     printf 'Id:             -\nName:           %s\nUUID:           %s\n' "$name" "$domain"
-    printf 'State:          shut off\nPersistent:     yes\nManaged save:   no\n' ;;
+    [ -e "$state/$domain.saved" ] && saved=yes || saved=no
+    printf 'State:          shut off\nPersistent:     yes\nManaged save:   %s\n' $saved ;;
   dumpxml) cat "$state/$domain.xml" && echo ;;
   snapshot-list) ;;
   define)
@@ -213,6 +214,12 @@ def test_several_are_planned_together_and_undone_together(host: SmallHost) -> No
 def test_of_several_all_are_defined_or_none(host: SmallHost) -> None:
     host.apply(0)
     before = host.definitions()
+    saved = host.state / f"{uuid_of(2)}.saved"
+    saved.touch()
+    with pytest.raises(UsageError, match="managed-save"):
+        host.apply(0, 1, 2)
+    saved.unlink()
+    assert host.definitions() == before
     (host.state / "refuses").write_text(uuid_of(3))
     with pytest.raises(HostError, match="refused"):
         host.apply(0, 1, 2, 3, 4)
@@ -249,7 +256,8 @@ def test_who_waits_names_the_holder_and_gives_up(
             with pytest.raises(HostError, match=r"homenode apply other.*0\.2 s") as refused:
                 change()
             assert f"process {holder}" in refused.value.message
-            assert "to finish changing this host" in terminal.getvalue()
+            waits = f"process {holder} (homenode apply other) to finish changing this host"
+            assert waits in terminal.getvalue()
             terminal.truncate(0)
         assert host.pins() == []
         store = DomainStore(default_root(), URI, uuid_of(0))
@@ -261,6 +269,9 @@ def test_who_waits_names_the_holder_and_gives_up(
         ):
             with pytest.raises(HostError, match=r"homenode apply other.*0\.2 s"):
                 work(Virsh(URI), "vm0", default_root())
+        next(default_root().rglob(".host.lock")).write_bytes(b"")  # its name was not written yet
+        with pytest.raises(HostError, match="by another homenode or"):
+            restore(["vm0"])
         # A dry run does not wait.
         with patch(
             "homenode.vm.host_sources._read_this_machine", lambda: load_host(str(host.directory))
@@ -303,9 +314,19 @@ def test_two_users_have_one_lock_where_both_can_reach_libvirts_directory(
         if not is_shared:
             with lock_host(tmp_path / "user", URI, "homenode apply b", wait_s=0):
                 return
-        again = lock_host(tmp_path / "user", URI, "homenode apply b", wait_s=0)
-        found = f"process {holder} of user {os.getuid()} or its virsh, for 0 s"
-        with pytest.raises(HostError, match=found), again:
+        holders: list[str] = []
+        again = lock_host(tmp_path / "user", URI, "homenode apply b", holders.append)
+        found = f"process {holder} of user {os.getuid()}"
+        with pytest.raises(HostError, match=rf"{found} or its virsh, for 0\.1 s"), again:
+            pytest.fail("it was held")
+        assert holders == [found]
+        ended = tmp_path / "locks"
+        ended.write_text(f"1: FLOCK ADVISORY WRITE 4194305 00:1:{run.stat().st_ino} 0 EOF\n")
+        monkeypatch.setattr(journal, "_LOCKS", str(ended))
+        with (
+            pytest.raises(HostError, match="by another homenode or"),
+            lock_host(tmp_path / "user", URI, "homenode apply b", wait_s=0),
+        ):
             pytest.fail("it was held")
         with lock_host(tmp_path / "user", "qemu+ssh://gpu7/system", "it", wait_s=0):
             assert "gpu7" in (lock_of_one_user("qemu+ssh://gpu7/system") or "")

@@ -28,7 +28,8 @@ from homenode.safe.record_directory import RecordDirectory
 from homenode.vm.hypervisor.virsh import Virsh
 from tests.apply_documents import NAME, ORIGINAL, tuned
 from tests.command_line import homenode
-from tests.virsh_stand_in import URI, UUID, StandIn
+from tests.virsh_stand_in import SESSION as URI
+from tests.virsh_stand_in import UUID, StandIn
 
 HEAD = ChangeHead(run="a", command="homenode a", undo="homenode undo a", connect="qemu:///system")
 
@@ -220,9 +221,10 @@ def test_what_every_command_can_undo_is_listed_with_its_way_back(
     assert head == "4 changes can be undone"
     rows = [line for line in lines if "  " in line.strip() and "undo" not in line.split()[-1:]]
     assert [row.split(": ")[0].strip() for row in rows] == [NAME, str(port), str(program), "d"]
+    assert ["  homenode apply  " in row for row in rows] == [True, False, False, False]
     assert ["interrupted" in row for row in rows] == [False, True, False, True]
     for row, undo in (
-        (rows[0], f"homenode restore {UUID}"),
+        (rows[0], f"homenode restore {UUID} --connect {URI}"),
         (rows[2], f"homenode bench setup --prefix {tmp_path / 'prefix'} --remove"),
         (rows[3], "homenode trial undo t1"),
     ):

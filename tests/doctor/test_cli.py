@@ -277,7 +277,9 @@ def test_a_hook_never_fails(
     assert "expected <domain>" in capsys.readouterr().out
 
 
-def test_config_space_is_read_and_written_one_register_at_a_time(tmp_path: Path) -> None:
+def test_config_space_is_read_and_written_one_register_at_a_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     bdf = Bdf.parse("41:00.0")
     (tmp_path / str(bdf)).mkdir()
     file = tmp_path / str(bdf) / "config"
@@ -294,6 +296,9 @@ def test_config_space_is_read_and_written_one_register_at_a_time(tmp_path: Path)
         space.read(bdf, 0x50, 2)
     with pytest.raises(HostError, match=r"42:00\.0"):
         space.read(Bdf.parse("42:00.0"), 0, 2)
+    monkeypatch.setattr("os.pwrite", lambda *_: 1)
+    with pytest.raises(HostError, match="0x10"):
+        space.write(bdf, 0x10, 2, 0)
 
 
 def test_a_vm_of_another_hypervisor_is_judged_as_a_domain_is(tmp_path: Path) -> None:

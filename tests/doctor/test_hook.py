@@ -16,7 +16,7 @@ from homenode.change.retrain.plan import (
     render_libvirt_hook,
     render_systemd_unit,
 )
-from homenode.errors import InputError
+from homenode.errors import HostError, InputError, UsageError
 from homenode.findings import Severity
 from homenode.machine.link_path import LinkRate, format_rate
 from homenode.machine.pci import DeviceKind, PciLink
@@ -35,6 +35,9 @@ def test_a_unit_runs_before_libvirt_and_a_hook_never_stops_a_vm() -> None:
     assert f"ExecStart=-'/opt/home node/bin/homenode' doctor retrain {GPU} --apply" in unit
     assert "10000:01:00.0" in unit
     assert "ExecStart=-/opt/5%%/homenode doctor" in render_systemd_unit([GPU], "/opt/5%/homenode")
+    for program in ("/a'b", '/a"b', "/a\\b", "/a\nb"):
+        with pytest.raises(UsageError):
+            render_systemd_unit([GPU], program)
     hook = render_libvirt_hook("/usr/bin/homenode")
     assert hook.startswith("#!/bin/sh\n") and hook.rstrip().endswith("exit 0")
     assert "virsh" not in hook and "timeout" in hook
@@ -136,6 +139,9 @@ def test_a_link_that_was_narrow_before_the_start_has_not_dropped() -> None:
     switched = changed(shipped("hgx-h100"), lambda d: d.bdf == gpu, link=PciLink(8.0, 4, 32.0, 16))
     assert read_slot_links(switched, (gpu,)) == {gpu: LinkRate(8.0, 4)}
     assert list(find_dropped_links(host, (GPU,), "vm", before)) == []
+    unknown = changed(host, lambda d: True, link=PciLink(None, None, 16.0, 16))
+    assert read_slot_links(unknown, (GPU,)) == {}
+    assert list(find_dropped_links(unknown, (GPU,), "vm", {})) == []
     # Without a record no one knows how wide the slot is: only the speed is judged.
     narrow = changed(
         shipped(SOUND), lambda d: d.bdf in gpus(SOUND, 1), link=PciLink(16.0, 8, 16.0, 16)
@@ -157,3 +163,5 @@ def test_links_at_the_start_are_kept_until_started(tmp_path: Path) -> None:
     assert records.load(links) == links
     (tmp_path / "links" / f"{GPU}.json").write_text("[]")
     assert list(records.load(links)) == [Bdf.parse("10000:41:00.0")]
+    with pytest.raises(HostError, match="hint: run as root"):
+        LinkRecords(str(tmp_path / "links" / f"{GPU}.json")).save(links)

@@ -153,6 +153,9 @@ def test_no_target_above_either_end(target: int, space: SimulatedConfig) -> None
     space.spaces[GPU][AT + 0x2C] = 0x3E
     with pytest.raises(InputError, match=r"both ends.* port can 16 GT/s and the device 32 GT/s"):
         planned(space.host, space, target)
+    space.spaces[GPU][AT + 0x2C] = 0x06
+    with pytest.raises(InputError, match=r"the device 5 GT/s\n  hint: --target 2 "):
+        planned(space.host, space, target)
     assert space.writes == []
 
 
@@ -170,6 +173,8 @@ def test_a_device_of_version_1_has_a_speed_and_needs_no_target(space: SimulatedC
     assert planned(space.host, space).target_code == before.target_code
     reads = {access.offset for access in space.accesses[-20:] if access.bdf == GPU}
     assert LINK_CONTROL_2 not in reads
+    space.spaces[before.port][AT + 0x0C] &= 0xF0
+    assert read_registers(space, before.port).speeds == (1,)
 
 
 def test_a_capability_list_in_a_circle_ends(space: SimulatedConfig) -> None:
@@ -218,7 +223,10 @@ def test_an_interruption_is_explained_and_resumed(cut_at: int, cut_after_write: 
     plan = planned(space.host, space)
     entry = journal.open_entry
     assert entry is not None and (entry.before, entry.after) == ("0x1042", "4")
-    said = explain_interrupted(entry, plan.before).observed
+    explained = explain_interrupted(entry, plan.before)
+    said = explained.observed
+    assert explained.subject == f"{GPU} below port {plan.port}"
+    assert explained.expected.endswith(": target 16 GT/s, Link Control 2 found as 0x1042")
     untouched = cut_at == 1 and not cut_after_write
     assert ("nothing had been written" in said) is untouched
     assert ("new target was written" in said) is not untouched
@@ -233,9 +241,11 @@ def test_somebody_elses_target_after_an_interruption_is_said(space: SimulatedCon
     lines: list[ChangeEntry] = []
     RetrainStep(plan, space, wait=no_wait).do(lines.append)
     entry = structs.replace(lines[0], before="0x1043")
-    plan = structs.replace(plan, before=structs.replace(plan.before, control_2=0x1041))
+    plan = structs.replace(plan, before=replace(plan.before, control_2=0x1041, status=0))
     explained = explain_interrupted(entry, plan.before).observed
-    assert "another program" in explained and explained.startswith("Link Control 2 0x1041, link")
+    assert "another program" in explained and explained.startswith(
+        "Link Control 2 0x1041, link at speed code 0 x0: "
+    )
     entry = structs.replace(lines[0], before="0x1044")  # a slow link that had the target already
     before = structs.replace(plan.before, control_2=0x1044)
     assert "nothing had been written" in explain_interrupted(entry, before).observed
@@ -310,6 +320,13 @@ def test_processes_that_hold_a_group_are_found(
     assert "qemu-old (process 4713)" in (holders(replace(device, iommu_group=8)) or ())
     process(4714, "qemu\x1b[31m", "/dev/vfio/9")
     assert "qemu?[31m (process 4714)" in (holders(replace(device, iommu_group=9)) or ())
+    process(4715, "", "/dev/vfio/10")
+    (tmp_path / "4715" / "fd" / "closed").touch()
+    (tmp_path / "4716").mkdir()  # both ended meanwhile
+    assert holders(replace(device, iommu_group=10)) == (
+        "? (process 4715)",
+        "qemu-kvm (process 4712)",
+    )
     # Of one that VFIO has and whose files are not known nothing is known.
     unknown = replace(device, bdf=AUDIO_LIKE, iommu_group=None, driver="vfio-pci")
     assert holders(unknown) is None
@@ -370,9 +387,11 @@ def test_a_training_that_takes_most_of_a_second_is_waited_for(space: SimulatedCo
     def wait(seconds: float) -> None:
         nonlocal waited
         waited += seconds
-        trains = 0x08 if waited < 0.9 else 0
+        bits = (
+            0x08 if waited < 0.9 else 0x20 if waited > 0.95 else 0
+        )  # trains, then has no link yet
         status = space.spaces[plan.port]
-        status[LINK_STATUS + 1] = status[LINK_STATUS + 1] & ~0x08 | trains
+        status[LINK_STATUS + 1] = status[LINK_STATUS + 1] & ~0x28 | bits
 
     step = RetrainStep(plan, space, wait=wait)
     step.do(lambda entry: None)
@@ -381,7 +400,9 @@ def test_a_training_that_takes_most_of_a_second_is_waited_for(space: SimulatedCo
     space.spaces[plan.port] = SimulatedConfig(sick()).spaces[plan.port]
     endless = RetrainStep(plan, space, wait=wait)
     endless.do(lambda entry: None)
-    assert [finding.id for finding in endless.result.findings] == ["retrain-failed"]
+    (failure,) = endless.result.findings
+    assert failure.id == "retrain-failed" and "NO LINK" in failure.observed
+    assert (failure.fix or "").startswith("remove and rescan the device")
 
 
 @pytest.mark.parametrize("cut_at", [1, 2, 3, 4])
@@ -408,7 +429,11 @@ def test_an_interrupted_failure_ends_with_the_target_that_was_found(
 RUNNING = pinned_domain("", name="gpu-vm", devices=(str(GPU),))
 AUDIO = Bdf(GPU.domain, GPU.bus, GPU.device, 1)
 USES: dict[str, tuple[Host, dict[Bdf, tuple[str, ...] | None], str]] = {
-    "a running domain": (replace(sick(), domains=(RUNNING,)), {}, "running domain 'gpu-vm'"),
+    "a running domain": (
+        replace(sick(), domains=(replace(RUNNING, devices=()), RUNNING)),
+        {},
+        "running domain 'gpu-vm'",
+    ),
     "a driver of the card's audio": (
         changed(sick(), lambda device: device.bdf == AUDIO, driver="snd_hda_intel"),
         {},
@@ -428,8 +453,9 @@ USES: dict[str, tuple[Host, dict[Bdf, tuple[str, ...] | None], str]] = {
 def test_whatever_uses_a_function_behind_the_port_refuses(name: str) -> None:
     host, uses, refusal = USES[name]
     space = SimulatedConfig(host)
-    with pytest.raises(RetrainError, match=refusal):
+    with pytest.raises(RetrainError, match=refusal) as refused:
         planned(host, space, uses={**unused(host), **uses})
+    assert refused.value.exit_code == 3
     assert space.accesses == []
 
 
@@ -474,6 +500,9 @@ def test_ports_virtual_functions_and_unknown_addresses_are_no_devices() -> None:
     with pytest.raises(InputError, match="found the port above it") as error:
         planned(host, space, device=port)
     assert str(GPU) in (error.value.hint or "")
+    alone = tuple(device for device in host.pci_devices if device.parent != port)
+    with pytest.raises(InputError, match="hint: nothing is below it"):
+        planned(replace(host, pci_devices=alone), space, device=port)
     switch = host_from_lspci(arc(), "arc")
     with pytest.raises(InputError, match="found the port above it"):
         planned(switch, SimulatedConfig(switch), device=Bdf.parse("02:01.0"))
@@ -494,10 +523,13 @@ def test_functions_without_a_target_register_are_refused() -> None:
     space.spaces[port][AT + 2] = 0x41
     with pytest.raises(HostError, match="version 1"):
         planned(space.host, space)
-    space.spaces[port][0:4] = b"\xff\xff\xff\xff"
-    with pytest.raises(HostError, match="no answer"):
-        planned(space.host, space)
+    for identity in (b"\xff" * 4, bytes(4)):
+        space.spaces[port][0:4] = identity
+        with pytest.raises(HostError, match="no answer"):
+            planned(space.host, space)
     space.spaces[port][0:4] = b"\x86\x80\x2a\x35"
-    space.spaces[port][0x34] = 0
-    with pytest.raises(HostError, match="no PCI Express capability"):
-        planned(space.host, space)
+    for at in (0x06, 0x34):  # no list, and an empty one
+        space.spaces[port][at], kept = 0, space.spaces[port][at]
+        with pytest.raises(HostError, match="no PCI Express capability"):
+            planned(space.host, space)
+        space.spaces[port][at] = kept

@@ -72,7 +72,7 @@ MODULES = {
 _OWN = "in homenode's own state directory, or of a file that it has just looked at"
 _HELD = "below a descriptor that is held"
 EXCEPTIONS: dict[str, dict[str, str]] = {
-    "change/apply/store.py": {"unlink": _OWN, "rmtree": _OWN},
+    "change/journal.py": {"unlink": _OWN, "rmtree": _OWN},
     "cluster/kubevirt/commands.py": {"sys.stdin": "a tar that its reader counts"},
     "cli/terminal.py": {
         "sys.stdin": "whether it is a terminal, and an answer typed there",
@@ -91,7 +91,7 @@ EXCEPTIONS: dict[str, dict[str, str]] = {
     },
     "package_data.py": {"read_text": "of the package"},
     "process.py": {"Popen": "the one way to start a program"},
-    "measure/results/received.py": {
+    "measure/results/store.py": {
         "TemporaryFile": "without a name",
         "rename": _HELD,
         "rmtree": _HELD,
@@ -100,7 +100,7 @@ EXCEPTIONS: dict[str, dict[str, str]] = {
     "machine/snapshot/protocol.py": {"read_text": "of a snapshot"},
     "measure/importers/__init__.py": {"pkgutil": "names of its own modules"},
     "vm/targets/hypervisors/__init__.py": {"pkgutil": "names of its own modules"},
-    "safe/trusted_path.py": {
+    "safe/record_directory.py": {
         "TemporaryDirectory": "the one way to a directory of this user alone",
         "setxattr": "of a descriptor",
     },

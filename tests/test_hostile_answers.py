@@ -19,8 +19,7 @@ from homenode.machine.discover.host import discover
 from homenode.machine.tools import lspci, numactl
 from homenode.machine.topology import Host
 from homenode.measure.imported_runs import count_vcpus
-from homenode.measure.results.received import MAX_BYTES, receive_run
-from homenode.measure.results.store import parse_run, run_text
+from homenode.measure.results.store import MAX_RECEIVED_BYTES, parse_run, receive_run, run_text
 from homenode.measure.tool_setup import DIRECTORY, setup_journal
 from homenode.measure.trial.guest import GuestAgent
 from homenode.measure.trial.journal import TrialEntry, TrialHead
@@ -101,8 +100,8 @@ UNREADABLE = pytest.mark.parametrize("number", [LONG, "\u00b2"], ids=["long", "s
 @UNREADABLE
 def test_a_number_of_a_cluster_that_int_refuses_is_none(number: str) -> None:
     from homenode.cluster.arguments import parse_version
-    from homenode.cluster.slurm.tools.slurm_nodes import parse_nodes
-    from homenode.cluster.slurm.tools.squeue import parse_states
+    from homenode.cluster.slurm.slurm_nodes import parse_nodes
+    from homenode.cluster.slurm.squeue import parse_states
 
     assert parse_nodes(f"n1|p|idle|{number}|1000|gpu:8\n") == ()
     assert parse_nodes(f"n1|p|idle|64|{number}|gpu:8\n") == ()
@@ -262,7 +261,7 @@ def test_a_guest_cannot_fill_the_volume(tmp_path: Path) -> None:
     endless = Endless()
     with pytest.raises(InputError, match="at most"):
         receive_run(endless, tmp_path, NAME)  # type: ignore[arg-type]
-    assert endless.given < 2 * MAX_BYTES
+    assert endless.given < 2 * MAX_RECEIVED_BYTES
     assert not list(tmp_path.iterdir())
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 import homenode
-from homenode.measure.tools_installed import read_program
+from homenode.measure.tool_setup import read_program
 from tests.processes import run_text
 from tests.source_trees import FILES, nodes, tree
 

@@ -38,7 +38,7 @@ PASSED_ON = {
     "machine/tools/nvbandwidth.py": "fullmatch",
     "machine/tools/rocm_bandwidth_test.py": "fullmatch",
     "machine/tools/study_programs.py": "fullmatch",
-    "cluster/slurm/tools/scontrol.py:_LINES[]": "fullmatch",
+    "cluster/slurm/scontrol.py:_LINES[]": "fullmatch",
     "machine/snapshot/contents.py": "fullmatch",
 }
 """Files, or names in them, that hand patterns over, and the method that is called with them."""

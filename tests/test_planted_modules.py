@@ -13,7 +13,7 @@ from homenode.measure.access.machine import LocalMachine, Machine, ScriptOutput
 from homenode.measure.access.remote import RemoteMachine
 from homenode.measure.gpu_load_sampling import load_program
 from homenode.measure.gpu_tests import COLLECTIVES, COPIES
-from homenode.measure.tools_installed import ask_for_torch, run_program
+from homenode.measure.tool_setup import ask_for_torch, run_program
 from tests.processes import run_text
 from tests.source_trees import FILES, SOURCE, nodes
 
@@ -158,9 +158,9 @@ def test_a_python_is_started_in_one_way_only() -> None:
                 continue
             words = [one.value for one in node.elts if isinstance(one, ast.Constant)]
             starts = "-c" in words and "-I" not in words and _names_a_python(node)
-            if starts and inside != "measure/tools_installed.py":
+            if starts and inside != "measure/tool_setup.py":
                 broken.append(f"{inside}:{node.lineno}")
-        if "program_text(" in path.read_text() and inside != "measure/tools_installed.py":
+        if "program_text(" in path.read_text() and inside != "measure/tool_setup.py":
             broken.append(f"{inside}: program_text")
     assert not broken
 

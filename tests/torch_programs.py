@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from homenode.measure.access.machine import LocalMachine
-from homenode.measure.tools_installed import read_program
+from homenode.measure.tool_setup import read_program
 from homenode.process import ProgramResult
 
 STAND_IN = Path(__file__).parent / "torch_stand_in"

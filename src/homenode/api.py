@@ -60,8 +60,8 @@ def plan_file(
     domain: Domain, host: HostSource = None, options: PlanOptions | None = None
 ) -> PlannedFile:
     """Return the plan and the rewritten domain XML; nothing is written or defined."""
-    from homenode.plan.auto import resolve_layout
     from homenode.plan.pipeline import plan_file as plan_document
+    from homenode.plan.planner import resolve_layout
     from homenode.vm.domain.read import read_vm
 
     content, source = _read_document(domain)

@@ -38,7 +38,7 @@ from homenode.decide.sentences import (
     format_effect,
     format_sentence,
 )
-from homenode.decide.trial_conclusion import answer_of, conclude
+from homenode.decide.switch_effects import answer_of, conclude
 from homenode.findings import Severity
 from homenode.measure.results.model import (
     UNKNOWN_SWITCHES,

@@ -36,8 +36,14 @@ from homenode.change.apply.live_pins import (
     restore_live_pins,
     run_mark,
 )
-from homenode.change.apply.store import DomainStore, compute_sha256, list_saved_originals
-from homenode.change.journal import ChangeEntry, ChangeState, default_root
+from homenode.change.journal import (
+    ChangeEntry,
+    ChangeState,
+    DomainStore,
+    compute_sha256,
+    default_root,
+    list_saved_originals,
+)
 from homenode.check.verify.start import PausedStart, end_paused, open_paused_journal
 from homenode.cpuset import CpuSet
 from homenode.errors import HostError, InputError, ToolError, UsageError

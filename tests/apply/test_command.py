@@ -9,8 +9,7 @@ from typing import Any
 
 import pytest
 
-from homenode.change.apply.store import DomainStore
-from homenode.change.journal import default_root
+from homenode.change.journal import DomainStore, default_root
 from homenode.check.verify.start import PausedStart, open_paused_journal
 from homenode.cli.arguments.place import PlanArguments, RestoreArguments
 from homenode.cli.plan import plan

@@ -20,8 +20,7 @@ from homenode.change.apply.definition import (
     preview_restore,
     restore_definition,
 )
-from homenode.change.apply.store import DomainStore
-from homenode.change.journal import ChangeState
+from homenode.change.journal import ChangeState, DomainStore
 from homenode.errors import InputError
 from homenode.vm.domain.merge import add_libvirt_parts, is_same_definition
 from homenode.vm.domain.read import open_domain

@@ -19,8 +19,7 @@ from unittest.mock import patch
 import pytest
 
 from homenode.change.apply.definition import apply_definition, restore_definition
-from homenode.change.apply.store import DomainStore
-from homenode.change.journal import TO_UNDO, lock_host
+from homenode.change.journal import TO_UNDO, DomainStore, lock_host
 from homenode.errors import HomenodeError, InputError
 from homenode.plan.pipeline import plan_file
 from homenode.vm.hypervisor.virsh import Virsh

@@ -19,12 +19,14 @@ import pytest
 from homenode.change import journal
 from homenode.change.apply.definition import forget_original, restore_definition
 from homenode.change.apply.live_pins import apply_live_pins, restore_live_pins
-from homenode.change.apply.store import PIN, DomainStore, journals_of_domains
 from homenode.change.journal import (
+    PIN,
     ChangeEntry,
     ChangeState,
+    DomainStore,
     OpenChange,
     default_root,
+    journals_of_domains,
     lock_host,
     lock_of_one_user,
     open_changes,

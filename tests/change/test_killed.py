@@ -18,8 +18,7 @@ import pytest
 from homenode.change.apply.define_step import DomainChange
 from homenode.change.apply.definition import apply_definitions, restore_definition
 from homenode.change.apply.live_pins import apply_live_pins, restore_live_pins
-from homenode.change.apply.store import journals_of_domains
-from homenode.change.journal import lock_host
+from homenode.change.journal import journals_of_domains, lock_host
 from homenode.change.retrain.execution import RetrainStep, open_retrain, retrain_journal
 from homenode.errors import InputError
 from homenode.measure.access.machine import LocalMachine

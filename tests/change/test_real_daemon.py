@@ -11,8 +11,7 @@ from pathlib import Path
 import pytest
 
 from homenode.change.apply.definition import apply_definition, restore_definition
-from homenode.change.apply.store import journals_of_domains
-from homenode.change.journal import default_root, open_changes
+from homenode.change.journal import default_root, journals_of_domains, open_changes
 from homenode.errors import HomenodeError
 from homenode.vm.hypervisor.virsh import Virsh
 from tests.apply_documents import ORIGINAL, tuned

@@ -4,7 +4,7 @@ import pytest
 
 from homenode.cpuset import CpuSet
 from homenode.errors import InputError
-from homenode.machine.discover.listings import combine
+from homenode.machine.discover.host import combine
 from homenode.machine.topology import Host, summarise
 from homenode.vm.sources import parse_host
 from tests.tools.test_lscpu import TABLE

@@ -26,7 +26,7 @@ from homenode.findings import Findings, Gap, GapKind, Severity, add_gaps, findin
 from homenode.formats import encode
 from homenode.machine.pci import PciLink
 from homenode.machine.topology import Host
-from homenode.safe import trusted_path
+from homenode.safe import record_directory
 from homenode.show.findings_text import (
     format_findings,
     format_prometheus,
@@ -257,9 +257,9 @@ def test_a_program_that_somebody_else_can_change_gets_no_unit_and_no_hook(
         (directory / "opt" / "homenode").write_text("#!/bin/sh\n")
         (directory / "opt" / "link").symlink_to("../elsewhere/homenode")
         named = [directory / "opt" / "homenode", directory / "opt" / "link"]
-        assert trusted_path.find_other_writer(named) is None
+        assert record_directory.find_other_writer(named) is None
         change(directory / part)
-        why = trusted_path.find_other_writer(named)
+        why = record_directory.find_other_writer(named)
         assert why is not None and str(directory / part) in why
         (directory / "opt" / "homenode").chmod(0o777)
         monkeypatch.setattr(sys, "argv", [str(directory / "opt" / "homenode")])

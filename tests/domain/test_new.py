@@ -17,8 +17,8 @@ from homenode.errors import InputError, UsageError
 from homenode.machine.description.parse import list_shipped_hosts
 from homenode.machine.pci import DeviceKind
 from homenode.machine.topology import Host
-from homenode.plan.auto import resolve_layout
 from homenode.plan.pipeline import plan_file
+from homenode.plan.planner import resolve_layout
 from homenode.units import GIB, KIB
 from homenode.vm.domain.copy import make_domain
 from homenode.vm.domain.crosscheck import check_references

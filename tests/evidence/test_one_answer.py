@@ -14,7 +14,7 @@ from homenode.decide.comparison import EvidenceLevel
 from homenode.decide.machine_facts import collect_host_facts, collect_measured_facts
 from homenode.decide.recommendation import Recommendation, RecommendedComparison, decide
 from homenode.decide.sentences import choose_by_results
-from homenode.decide.trial_conclusion import conclude
+from homenode.decide.switch_effects import conclude
 from homenode.formats import decode
 from homenode.machine.topology import Host
 from homenode.measure.imported_files import find_sources
@@ -22,7 +22,7 @@ from homenode.measure.imported_runs import ImportOptions, build_runs
 from homenode.measure.results.model import Run
 from homenode.measure.results.store import write_run
 from homenode.objective import Objective
-from homenode.plan import auto
+from homenode.plan import planner
 from homenode.plan.request import build_layout
 from homenode.plan.stored import read_plan
 from homenode.show.report.inputs import gather
@@ -64,7 +64,7 @@ def planned(host: Host, runs: Sequence[Run]) -> Iterator[tuple[Objective, tuple[
     guest = read_vm(DOCUMENT.read_bytes(), "vm.xml")
     for objective in Objective:
         wanted = PlanOptions("auto", objective=objective)
-        made = auto.resolve_layout(guest, wanted, host, choose_by_results(runs)).options
+        made = planner.resolve_layout(guest, wanted, host, choose_by_results(runs)).options
         yield objective, (build_layout(made), made.keep_vcpus)
 
 
@@ -72,8 +72,8 @@ def expected_plan(made: Recommendation, host: Host) -> tuple[object, ...]:
     """The layout of results that decide, else that of the table."""
     if made.level in (EvidenceLevel.MEASURED, EvidenceLevel.PROVISIONAL):
         return layout_of(made), made.keeps_vcpus
-    inputs = replace(auto.build_host_inputs(host), has_gpus=False)
-    choice = auto.choose_layout(made.objective, inputs)
+    inputs = replace(planner.build_host_inputs(host), has_gpus=False)
+    choice = planner.choose_layout(made.objective, inputs)
     return PRESETS[choice.layout], choice.keep_vcpus
 
 
@@ -170,9 +170,9 @@ def check_commands(system: str, objectives: tuple[Objective, ...], directory: Pa
     is_arm = host_of(system).architecture == "aarch64"
     small = SMALL.replace(b"x86_64' machine='q35'", b"aarch64' machine='virt'") if is_arm else SMALL
     document.write_bytes(small)
-    inputs = replace(auto.build_host_inputs(host_of(system)), has_gpus=False)
+    inputs = replace(planner.build_host_inputs(host_of(system)), has_gpus=False)
     for command, objective in zip(COMMANDS, objectives, strict=True):
-        layout = PRESETS[auto.choose_layout(objective, inputs).layout]
+        layout = PRESETS[planner.choose_layout(objective, inputs).layout]
         assert placed_with(command, document, system, objective) == layout, command
 
 

@@ -9,7 +9,7 @@ import pytest
 from homenode.measure.results.model import Origin, Sample, Statistic
 from homenode.measure.results.store import load_runs
 from homenode.objective import Objective
-from homenode.plan.auto import LAYOUTS
+from homenode.plan.planner import LAYOUTS
 from tests.frozen.compare import differences, frozen
 from tests.frozen.freeze import answers_of
 from tests.frozen.requests import KINDS

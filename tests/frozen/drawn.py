@@ -23,8 +23,7 @@ from homenode.decide.sentences import (
     format_sentence,
     stop_text,
 )
-from homenode.decide.switch_effects import file_effects, switch_effects
-from homenode.decide.trial_conclusion import answer_of, conclude
+from homenode.decide.switch_effects import answer_of, conclude, file_effects, switch_effects
 from homenode.errors import HomenodeError
 from homenode.findings import Caveat, Finding
 from homenode.machine.topology import CoreId, DomainMark, Host, RunningDomain
@@ -42,8 +41,7 @@ from homenode.measure.results.model import (
 from homenode.measure.results.vantage import Vantage
 from homenode.measure.trial.journal import TrialHead
 from homenode.objective import Objective
-from homenode.plan.auto import LayoutInputs
-from homenode.plan.planner import plan
+from homenode.plan.planner import LayoutInputs, plan
 from homenode.plan.stored import domain_of_plan
 from homenode.units import GIB, MIB
 from homenode.vm.layout import PRESETS, GuestCells, Pinning

@@ -21,8 +21,7 @@ from homenode.machine.pci import (
 )
 from homenode.machine.topology import DomainMark, Host, HostReserve, PagePool, RunningDomain
 from homenode.objective import Objective
-from homenode.plan.auto import resolve_layout
-from homenode.plan.planner import plan
+from homenode.plan.planner import plan, resolve_layout
 from homenode.plan.request import request_for
 from homenode.plan.stored import domain_of_plan
 from homenode.units import GIB, MIB

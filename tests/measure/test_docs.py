@@ -3,8 +3,8 @@
 import pytest
 
 from homenode.machine.tools.homenode_probe import parse
+from homenode.measure.probe_samples import read_probe_results
 from homenode.measure.run_directory import EnvironmentRecord, RunRecord, StepRecord
-from homenode.measure.samples.probe import read_probe_results
 from tests import probe_documents
 from tests.doc_pages import first_column, read_page
 

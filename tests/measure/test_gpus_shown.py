@@ -14,14 +14,14 @@ import pytest
 from homenode.bdf import Bdf
 from homenode.errors import ParseError, UsageError
 from homenode.machine.tools import rocm_bandwidth_test
+from homenode.measure import gpu_tool_samples as amd_figures
 from homenode.measure import runner
 from homenode.measure.access.machine import LocalMachine
 from homenode.measure.model import TORCH, BenchOptions, Suite, SuiteDepth, SuiteGroup, SuiteOptions
 from homenode.measure.results.vantage import Vantage
-from homenode.measure.samples import gpu_tools as amd_figures
 from homenode.measure.step_reading import read_step_results
 from homenode.measure.suite import ShownGpus, build_suite, parse_shown
-from homenode.measure.tools_installed import read_program
+from homenode.measure.tool_setup import read_program
 from homenode.process import ProgramResult
 from tests.measure import test_gpu_run as gpu_run
 from tests.measure.test_gpu_suite import NVIDIA, TWO, by_id, host_with

@@ -7,6 +7,7 @@ import pytest
 from homenode.bdf import Bdf
 from homenode.errors import InputError
 from homenode.machine.tools import study_programs
+from homenode.measure.gpu_tool_samples import split_sections
 from homenode.measure.imported_runs import (
     ImportOptions,
     RunWithSources,
@@ -19,7 +20,6 @@ from homenode.measure.imported_runs import (
 from homenode.measure.model import Reader
 from homenode.measure.results.model import Origin, Sample, Switches
 from homenode.measure.results.vantage import Vantage
-from homenode.measure.samples.gpu_tools import split_sections
 from homenode.measure.step_reading import recognize_tool
 from homenode.metrics import METRICS
 from homenode.vm.layout import PRESETS

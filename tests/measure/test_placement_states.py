@@ -11,6 +11,7 @@ from msgspec.structs import replace
 
 from homenode.decide.alternative import USUAL, group_runs, join_states
 from homenode.machine.tools.homenode_probe import parse
+from homenode.measure.probe_samples import read_probe_results
 from homenode.measure.results.model import MOVING, UNSETTLED, Origin, Run, RunHead, Sample, Switches
 from homenode.measure.results.placement_states import (
     MAX_SPAN,
@@ -19,7 +20,6 @@ from homenode.measure.results.placement_states import (
     classify_values,
 )
 from homenode.measure.results.vantage import Vantage
-from homenode.measure.samples.probe import read_probe_results
 from homenode.vm.layout import PRESETS
 from tests import probe_documents
 

@@ -7,7 +7,7 @@ import pytest
 
 from homenode.errors import ParseError
 from homenode.machine.tools.homenode_probe import parse
-from homenode.measure.samples.probe import StepReading, read_probe_results
+from homenode.measure.probe_samples import StepReading, read_probe_results
 from tests import probe_documents
 from tests.mutations import MUTATIONS, survives
 from tests.probe_build import FEW_BYTES, one_pu, probe, two_pus

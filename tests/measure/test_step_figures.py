@@ -10,9 +10,9 @@ from homenode.cpuset import NodeIndex
 from homenode.errors import ParseError
 from homenode.machine.tools.nccl_tests import NcclTests, parse
 from homenode.machine.topology import Host
+from homenode.measure.gpu_tool_samples import check_flat_curve, find_half_peak
 from homenode.measure.model import BenchTest, Reader, SuiteGroup
-from homenode.measure.results.sweep import fit_sweep
-from homenode.measure.samples.gpu_tools import check_flat_curve, find_half_peak
+from homenode.measure.results.model import fit_sweep
 from homenode.measure.step_reading import read_step_results, read_tool_results
 from homenode.measure.suite import BY_BUS, HOST_COPIES
 from tests.cpu_time import cpu_time_below

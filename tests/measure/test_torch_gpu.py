@@ -11,7 +11,7 @@ from homenode.measure.model import SuiteDepth, SuiteGroup, SuiteOptions
 from homenode.measure.programs.torch_place import nodes_to_bind
 from homenode.measure.step_reading import read_step_results
 from homenode.measure.suite import build_suite, parse_shown
-from homenode.measure.tools_installed import read_program
+from homenode.measure.tool_setup import read_program
 from homenode.vm.sources import load_host
 
 pytestmark = pytest.mark.gpu

@@ -11,15 +11,14 @@ import pytest
 from msgspec import structs
 from msgspec.structs import replace
 
-from homenode.change.apply.store import DomainStore
-from homenode.change.journal import ChangeEntry, ChangeState
+from homenode.change.journal import ChangeEntry, ChangeState, DomainStore
 from homenode.decide.alternative import group_by_argument
 from homenode.decide.compare import compare
 from homenode.decide.comparison import EvidenceLevel
 from homenode.decide.machine_facts import collect_run_facts
 from homenode.decide.recommendation import Recommendation
 from homenode.decide.sentences import format_sentence
-from homenode.decide.trial_conclusion import Conclusion, conclude
+from homenode.decide.switch_effects import Conclusion, conclude
 from homenode.errors import HostError, UsageError
 from homenode.machine.topology import PagePool, RunningDomain
 from homenode.measure.model import SuiteGroup

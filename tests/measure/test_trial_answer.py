@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from homenode.cli import trial as trial_work
 from homenode.decide.recommendation import decide_for_machines
-from homenode.decide.trial_conclusion import _format_undecided_pair
+from homenode.decide.switch_effects import _format_undecided_pair
 from homenode.errors import NOT_KNOWN
 from homenode.machine.topology import DomainMark
 from homenode.measure import runner as bench_runner

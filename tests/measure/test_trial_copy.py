@@ -19,7 +19,7 @@ from homenode.measure.trial.copying import PreparedCopy, make_copy, prepare_copy
 from homenode.measure.trial.guest import is_there
 from homenode.measure.trial.journal import TrialCopy
 from homenode.process import run
-from homenode.safe.trusted_path import allow_user
+from homenode.safe.record_directory import allow_user
 from homenode.vm.domain.copy import WritableDisk, list_writable_disks, replace_disks
 from homenode.vm.domain.read import read_vm
 from homenode.vm.hypervisor.virsh import Virsh

@@ -11,7 +11,7 @@ import pytest
 
 from homenode.check.verify.boot.stand_in_boot import build_kernel_command
 from homenode.machine.tools.homenode_probe import parse
-from homenode.measure.samples.probe import read_probe_results
+from homenode.measure.probe_samples import read_probe_results
 from tests.probe_build import FEW_BYTES, OUT, ROOT, make, one_pu, run
 from tests.verify_guests import guest_files
 

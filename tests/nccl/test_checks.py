@@ -17,8 +17,7 @@ from hypothesis import strategies as st
 from homenode.errors import ParseError
 from homenode.findings import Severity, are_bad
 from homenode.nccl.check import check_topology, choose_variant, compare_topology
-from homenode.nccl.reader import XmlNode, read_topology
-from homenode.nccl.topology import NcclVariant
+from homenode.nccl.topology import NcclVariant, XmlNode, read_topology
 from homenode.vm.sources import load_host
 from tests.nccl.mutants import COUNT, RECORDED, SEED, VERSIONS, marks, mutants, parsed
 from tests.nccl_documents import TWO_CPUS, assembled, text_of, tuned_for

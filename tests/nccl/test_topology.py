@@ -14,13 +14,13 @@ from homenode.machine.pci import DeviceKind, PciDevice, PciLink
 from homenode.machine.topology import Host
 from homenode.nccl.assemble import TopologyFile, assemble_topology
 from homenode.nccl.check import check_topology, compare_topology
-from homenode.nccl.reader import read_topology
 from homenode.nccl.topology import (
     DEFAULT_PATH,
     KEPT_PATH,
     NcclPci,
     NcclTopology,
     NcclVariant,
+    read_topology,
     render_cloud_config,
     write_topology,
 )

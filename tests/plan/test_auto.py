@@ -23,10 +23,9 @@ from homenode.machine.description.parse import list_shipped_hosts
 from homenode.machine.pci import MELLANOX, DeviceKind, PciDevice, has_verbs
 from homenode.machine.topology import Host, PagePool
 from homenode.objective import Objective
-from homenode.plan.auto import build_host_inputs, resolve_layout
-from homenode.plan.auto import choose_layout as table_layout
 from homenode.plan.pipeline import PlannedFile, plan_file
-from homenode.plan.planner import plan
+from homenode.plan.planner import build_host_inputs, plan, resolve_layout
+from homenode.plan.planner import choose_layout as table_layout
 from homenode.plan.request import build_layout, request_for
 from homenode.units import GIB
 from homenode.vm.domain.memory import read_binding, read_record

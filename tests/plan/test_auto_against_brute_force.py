@@ -10,8 +10,7 @@ from msgspec import structs
 
 from homenode.cpuset import CpuSet
 from homenode.machine.topology import Host
-from homenode.plan.auto import FLAT, resolve_layout
-from homenode.plan.planner import plan
+from homenode.plan.planner import FLAT, plan, resolve_layout
 from homenode.plan.request import GuestRequest, request_for
 from homenode.plan.search.place import place
 from homenode.vm.layout import GuestCells, MemoryBinding

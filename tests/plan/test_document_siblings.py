@@ -10,9 +10,8 @@ from msgspec.structs import replace
 from homenode.cpuset import CpuSet
 from homenode.errors import UsageError
 from homenode.machine.topology import CoreKind, Host, HostReserve
-from homenode.plan.auto import resolve_layout
 from homenode.plan.placement import Placement
-from homenode.plan.planner import plan
+from homenode.plan.planner import plan, resolve_layout
 from homenode.plan.request import GuestRequest, request_for
 from homenode.plan.search.place import place
 from homenode.units import GIB, MIB

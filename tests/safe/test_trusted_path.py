@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from homenode.safe.trusted_path import allow_user, find_other_writer
+from homenode.safe.record_directory import allow_user, find_other_writer
 
 pytestmark = pytest.mark.root
 USER, OTHER = 23456, 12345

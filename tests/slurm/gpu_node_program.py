@@ -17,8 +17,8 @@ sys.path.insert(0, str(Path(__file__).parents[2]))  # run as a program, not by p
 
 from homenode.cli import bench, main
 from homenode.cluster.slurm.job_allocation import build_allocation, node_machine
+from homenode.cluster.slurm.scontrol import parse_scontrol_jobs
 from homenode.cluster.slurm.study import commands as slurm_study
-from homenode.cluster.slurm.tools.scontrol import parse_scontrol_jobs
 from homenode.machine.description.parse import parse_description
 from homenode.machine.snapshot.protocol import MemorySnapshot, Snapshot
 from homenode.measure.access.machine import LocalMachine

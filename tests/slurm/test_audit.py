@@ -18,9 +18,9 @@ from homenode.cluster.slurm.job_allocation import (
     node_machine,
 )
 from homenode.cluster.slurm.record import add_tasks, look_command, parse_look
-from homenode.cluster.slurm.tools.scontrol import Job, is_asked_for, parse_scontrol_jobs
-from homenode.cluster.slurm.tools.slurm_nodes import NodeShape
-from homenode.cluster.slurm.tools.squeue import parse_squeue_jobs
+from homenode.cluster.slurm.scontrol import Job, is_asked_for, parse_scontrol_jobs
+from homenode.cluster.slurm.slurm_nodes import NodeShape
+from homenode.cluster.slurm.squeue import parse_squeue_jobs
 from homenode.cpuset import CpuSet
 from homenode.errors import InputError, ParseError
 from homenode.findings import Finding, Severity

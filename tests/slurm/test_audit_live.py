@@ -9,9 +9,9 @@ import pytest
 
 from homenode.cluster.slurm.client import ask_jobs, ask_tasks
 from homenode.cluster.slurm.record import parse_record, render_hooks
-from homenode.cluster.slurm.tools.scontrol import parse_scontrol_jobs
-from homenode.cluster.slurm.tools.slurm_nodes import SHAPES_COMMAND, parse_shapes, read_shapes
-from homenode.cluster.slurm.tools.squeue import parse_squeue_jobs
+from homenode.cluster.slurm.scontrol import parse_scontrol_jobs
+from homenode.cluster.slurm.slurm_nodes import SHAPES_COMMAND, parse_shapes, read_shapes
+from homenode.cluster.slurm.squeue import parse_squeue_jobs
 from homenode.vm.host_sources import read_hosts
 from tests.command_line import homenode
 from tests.slurm.testbed import Testbed, submit, until, until_runs

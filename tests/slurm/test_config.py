@@ -12,8 +12,8 @@ from homenode.cluster.slurm.gres import (
     list_node_definitions,
     parse_gres_lines,
 )
-from homenode.cluster.slurm.tools.scontrol import gpu_count, parse_owned_gpus, parse_scontrol_jobs
-from homenode.cluster.slurm.tools.slurm_nodes import (
+from homenode.cluster.slurm.scontrol import gpu_count, parse_owned_gpus, parse_scontrol_jobs
+from homenode.cluster.slurm.slurm_nodes import (
     NodeShape,
     compress_hostlist,
     expand_hostlist,

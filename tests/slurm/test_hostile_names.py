@@ -13,6 +13,7 @@ from homenode.cluster.arguments import SharedJobShape, StudyOptions
 from homenode.cluster.slurm.config import config_word, parse_config, replace_words
 from homenode.cluster.slurm.gres import parse_gres_lines
 from homenode.cluster.slurm.record import render_hooks
+from homenode.cluster.slurm.slurm_nodes import parse_nodes
 from homenode.cluster.slurm.study.experiments import (
     Experiment,
     NodeSharing,
@@ -20,7 +21,6 @@ from homenode.cluster.slurm.study.experiments import (
     choose_nodes,
     render_script,
 )
-from homenode.cluster.slurm.tools.slurm_nodes import parse_nodes
 from homenode.errors import InputError, UsageError
 from tests.hostile_names import NAMES, SHELL_NAMES, run_shell, stub
 

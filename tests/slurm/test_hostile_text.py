@@ -15,9 +15,9 @@ from homenode.cluster.slurm.correction import correct
 from homenode.cluster.slurm.gres import list_node_definitions, parse_gres_lines
 from homenode.cluster.slurm.job_allocation import build_allocation, node_machine
 from homenode.cluster.slurm.record import build_recorded_allocation, parse_record
-from homenode.cluster.slurm.tools.scontrol import Job, parse_scontrol_jobs
-from homenode.cluster.slurm.tools.slurm_nodes import read_shapes
-from homenode.cluster.slurm.tools.squeue import parse_squeue_jobs
+from homenode.cluster.slurm.scontrol import Job, parse_scontrol_jobs
+from homenode.cluster.slurm.slurm_nodes import read_shapes
+from homenode.cluster.slurm.squeue import parse_squeue_jobs
 from homenode.errors import ParseError
 from tests.mutations import MUTATIONS, mutations, survives
 from tests.slurm.gpu_nodes import (

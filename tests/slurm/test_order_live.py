@@ -11,8 +11,8 @@ from homenode.cluster.slurm.audit import audit
 from homenode.cluster.slurm.config import parse_config
 from homenode.cluster.slurm.gres import read_device_order
 from homenode.cluster.slurm.job_allocation import build_allocation, node_machine
-from homenode.cluster.slurm.tools.scontrol import parse_scontrol_jobs
-from homenode.cluster.slurm.tools.slurm_nodes import read_shapes
+from homenode.cluster.slurm.scontrol import parse_scontrol_jobs
+from homenode.cluster.slurm.slurm_nodes import read_shapes
 from tests.slurm import testbed
 from tests.slurm.gpu_nodes import TESTBED, machine
 

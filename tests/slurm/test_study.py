@@ -14,6 +14,8 @@ from msgspec.structs import replace
 
 from homenode.cluster.arguments import SharedJobShape, StudyOptions
 from homenode.cluster.slurm.client import will_pass
+from homenode.cluster.slurm.slurm_nodes import ClusterNode, parse_nodes
+from homenode.cluster.slurm.squeue import JobState, QueuedJob, needs_somebody, parse_states
 from homenode.cluster.slurm.study.directory import StudyDirectory
 from homenode.cluster.slurm.study.experiments import (
     Experiment,
@@ -28,8 +30,6 @@ from homenode.cluster.slurm.study.experiments import (
     render_script,
 )
 from homenode.cluster.slurm.study.run import find_unrecorded, list_statuses
-from homenode.cluster.slurm.tools.slurm_nodes import ClusterNode, parse_nodes
-from homenode.cluster.slurm.tools.squeue import JobState, QueuedJob, needs_somebody, parse_states
 from homenode.errors import UsageError
 from homenode.measure.experiment import Progress, TaskState, TaskStatus
 from homenode.process import run

@@ -12,11 +12,11 @@ from msgspec.structs import replace
 
 from homenode.bdf import Bdf
 from homenode.cluster.arguments import SharedJobShape, StudyOptions
+from homenode.cluster.slurm.slurm_nodes import ClusterNode
 from homenode.cluster.slurm.study.directory import StudyDirectory, read_sources
 from homenode.cluster.slurm.study.experiments import Study, plan_experiments
 from homenode.cluster.slurm.study.report import StudyReport, build_study_report
 from homenode.cluster.slurm.study.text import format_slurm_study
-from homenode.cluster.slurm.tools.slurm_nodes import ClusterNode
 from homenode.cpuset import CpuSet
 from homenode.errors import HomenodeError
 from homenode.formats import encode

@@ -9,7 +9,7 @@ from msgspec.structs import fields
 from homenode.errors import ParseError
 from homenode.findings import Gap
 from homenode.machine.tools.torch_report import TorchDevice, TorchResult, TorchRow, TorchRun, parse
-from homenode.measure.samples.gpu_tools import read_torch_run_results
+from homenode.measure.gpu_tool_samples import read_torch_run_results
 from tests.doc_pages import read_page
 from tests.mutations import MUTATIONS, survives
 

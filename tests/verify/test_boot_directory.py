@@ -26,7 +26,7 @@ from homenode.check.verify.boot.boot_directory import (
 )
 from homenode.check.verify.boot.stand_in_boot import BootOptions, boot_stand_in
 from homenode.errors import HostError
-from homenode.safe.trusted_path import allow_user, create_private_directory, find_other_writer
+from homenode.safe.record_directory import allow_user, create_private_directory, find_other_writer
 from homenode.vm.domain.read import build_vm, open_domain
 from tests.processes import write_program
 from tests.verify_documents import tuned
@@ -51,7 +51,7 @@ def place(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
         above.chmod(0o755)
         directory.chmod(0o1777)
         monkeypatch.setattr(boot_directories, "find_temporary_root", lambda: directory)
-        monkeypatch.setattr("homenode.safe.trusted_path.find_temporary_root", lambda: directory)
+        monkeypatch.setattr("homenode.safe.record_directory.find_temporary_root", lambda: directory)
         yield directory
 
 

@@ -46,12 +46,11 @@ from homenode.findings import Rejection
 from homenode.formats import encode
 from homenode.machine.pci import DeviceKind
 from homenode.machine.topology import Host
-from homenode.plan.auto import ResolvedLayout, resolve_layout
 from homenode.plan.pipeline import FileRequest, PlannedFile, plan_several
+from homenode.plan.planner import ResolvedLayout, resolve_layout
 from homenode.plan.stored import encode_plan
 from homenode.safe.input_files import read_input
-from homenode.show.change_text import build_change_doc
-from homenode.show.explain import explain
+from homenode.show.explain import build_change_doc, explain
 from homenode.text import command_line, format_cpus, plural, shorten_list
 from homenode.vm.domain.read import read_vm
 from homenode.vm.domain.schema import reject_new_errors

@@ -191,8 +191,14 @@ def _remove(prefix: Path) -> None:
 
 def _plan(machine: "Machine", prefix: str, architecture: str | None) -> "SetupPlan":
     from homenode.machine.tools.gpu_architectures import parse_names
-    from homenode.measure.tool_setup import NEEDED, SOURCES, TORCH_PYTHON, Vendor, setup_plan
-    from homenode.measure.tools_installed import ask_for_torch
+    from homenode.measure.tool_setup import (
+        NEEDED,
+        SOURCES,
+        TORCH_PYTHON,
+        Vendor,
+        ask_for_torch,
+        setup_plan,
+    )
 
     if architecture is None:
         vendor, architectures = _find_gpus(machine)

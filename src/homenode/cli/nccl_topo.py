@@ -34,8 +34,7 @@ from homenode.nccl.assemble import (
 )
 from homenode.nccl.check import check_topology, choose_variant, compare_topology
 from homenode.nccl.guest_side import STARTED, PendingDevice, build_guest_side, make_pending
-from homenode.nccl.reader import read_topology
-from homenode.nccl.topology import NcclVariant, render_cloud_config, write_topology
+from homenode.nccl.topology import NcclVariant, read_topology, render_cloud_config, write_topology
 from homenode.plan.devices.fabric import may_have_nvswitches
 from homenode.plan.stored import read_plan_for
 from homenode.safe.input_files import read_input

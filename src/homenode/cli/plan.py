@@ -22,7 +22,6 @@ from homenode.cli.terminal import (
 )
 from homenode.errors import FINDINGS, UsageError, exclusive, unknown
 from homenode.findings import Severity
-from homenode.plan.auto import reject_auto, resolve_layout
 from homenode.plan.pipeline import (
     PlannedFile,
     compute_options_size,
@@ -31,6 +30,7 @@ from homenode.plan.pipeline import (
     plan_for_target,
     plan_manually,
 )
+from homenode.plan.planner import reject_auto, resolve_layout
 from homenode.plan.stored import add_planned, encode_plan, encode_refusal, read_plan
 from homenode.process import ToolMissingError
 from homenode.safe.input_files import read_input
@@ -53,7 +53,7 @@ from homenode.vm.targets.target import Feature
 
 if TYPE_CHECKING:
     from homenode.machine.topology import Host
-    from homenode.plan.auto import Choose
+    from homenode.plan.planner import Choose
 
 SCRIPT_MODE = 0o755
 _FILE_HINTS = {

@@ -14,8 +14,7 @@ from homenode.change.apply.definition import (
     restore_definition,
 )
 from homenode.change.apply.live_pins import preview_restore_live_pins, restore_live_pins
-from homenode.change.apply.store import DomainStore
-from homenode.change.journal import ChangeState, lock_host, lock_of_one_user
+from homenode.change.journal import ChangeState, DomainStore, lock_host, lock_of_one_user
 from homenode.check.verify.start import end_paused, open_paused_journal
 from homenode.cli.arguments.place import RestoreArguments
 from homenode.cli.terminal import (
@@ -31,7 +30,7 @@ from homenode.cpuset import CpuSet
 from homenode.doc import Doc, Table, Text
 from homenode.errors import UsageError, exclusive
 from homenode.safe.record_directory import JOURNAL
-from homenode.show.change_text import count_line_changes
+from homenode.show.explain import count_line_changes
 from homenode.text import command_line, format_cpus, plural
 from homenode.vm.domain.restore import preview_restore as preview_restore_file
 from homenode.vm.domain.restore import restore as restore_original
@@ -116,7 +115,7 @@ def _format_change(before: bytes, after: bytes) -> str:
 
 def _list_open() -> None:
     """List applies, retrains, tool set-ups and trials of this user on this host."""
-    from homenode.change.apply.store import journals_of_domains
+    from homenode.change.journal import journals_of_domains
     from homenode.change.retrain.execution import retrain_journals
     from homenode.check.verify.start import list_paused_journals
     from homenode.measure.tool_setup import setup_journals

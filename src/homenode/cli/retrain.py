@@ -41,7 +41,7 @@ from homenode.findings import Finding, Findings
 from homenode.machine.discover.host import discover
 from homenode.machine.snapshot.live import QuietSnapshot
 from homenode.safe.input_files import read_input
-from homenode.safe.trusted_path import find_other_writer
+from homenode.safe.record_directory import find_other_writer
 
 if TYPE_CHECKING:
     from homenode.bdf import Bdf

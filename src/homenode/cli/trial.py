@@ -74,7 +74,7 @@ from homenode.measure.trial.runner import (
     schedule_steps,
 )
 from homenode.objective import Objective
-from homenode.plan.auto import suggest_objective
+from homenode.plan.planner import suggest_objective
 from homenode.show.explain import explain
 from homenode.show.plan_text import format_reserved
 from homenode.show.trial_text import boot_line, build_outcomes_table, format_status, schedule_text
@@ -357,7 +357,7 @@ def _conclude(
     """Print what the boots show, write the report, and exit with the status of the trial. host:
     source of the layouts' host; None: this machine, if it is that host."""
     from homenode.decide.machine_facts import collect_measured_facts
-    from homenode.decide.trial_conclusion import answer_of, conclude
+    from homenode.decide.switch_effects import answer_of, conclude
 
     trial = journal.load()
     code = get_outcome_code(trial.state)

@@ -16,8 +16,7 @@ from msgspec.structs import replace
 from homenode.decide.distributions import f_upper_p
 from homenode.decide.intervals import CONFIDENCE, Interval
 from homenode.findings import Caveat, Gap
-from homenode.measure.results.model import SeriesId
-from homenode.measure.results.sweep import SweepFit
+from homenode.measure.results.model import SeriesId, SweepFit
 from homenode.metrics import Metric, find_metric
 from homenode.objective import Objective
 from homenode.package_data import read_package_text

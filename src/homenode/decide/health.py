@@ -6,10 +6,13 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from homenode.findings import Finding, Severity, finding
-from homenode.measure.results.model import COLLECTIVE_GPUS, Origin, Run, RunHead
-from homenode.measure.results.sweep import (
+from homenode.measure.results.model import (
+    COLLECTIVE_GPUS,
     FLAT_WITHIN,
     MIN_RATE_BYTES_PER_S,
+    Origin,
+    Run,
+    RunHead,
     SweepFit,
     fit_flat,
     fit_sweep,

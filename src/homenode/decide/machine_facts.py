@@ -13,7 +13,7 @@ from homenode.findings import Caveat, Finding
 from homenode.machine.topology import Host
 from homenode.measure.results.model import Run, RunHead, host_kind, list_hardware
 from homenode.measure.results.vantage import Vantage
-from homenode.plan.auto import LayoutInputs, build_host_inputs
+from homenode.plan.planner import LayoutInputs, build_host_inputs
 from homenode.text import shorten_list
 
 

@@ -29,7 +29,7 @@ from homenode.machine.topology import Host
 from homenode.measure.results.model import CPU_ONLY, UNKNOWN_SWITCHES, Origin, Run
 from homenode.metrics import list_primaries
 from homenode.objective import Objective
-from homenode.plan.auto import LAYOUTS, LayoutInputs, choose_layout, find_needed_layout
+from homenode.plan.planner import LAYOUTS, LayoutInputs, choose_layout, find_needed_layout
 from homenode.text import plural
 from homenode.vm.layout import PRESETS, GuestCells, GuestPcie, MemoryBinding, Pinning, Siblings
 

@@ -13,7 +13,7 @@ from homenode.machine.topology import Host
 from homenode.measure.results.model import Run
 from homenode.metrics import METRICS, format_bounds, format_change, format_titles
 from homenode.objective import Objective
-from homenode.plan.auto import UNMEASURED, Choose, LayoutChoice, LayoutInputs, choose_layout
+from homenode.plan.planner import UNMEASURED, Choose, LayoutChoice, LayoutInputs, choose_layout
 from homenode.text import plural
 from homenode.vm.layout import PRESETS
 

@@ -18,12 +18,11 @@ from homenode.findings import Finding, Gap, finding, sort_findings
 from homenode.machine.topology import Host
 from homenode.measure.environment import Environment, find_changes, list_conditions
 from homenode.measure.experiment import Schedule, find_moved_rounds, schedule
-from homenode.measure.model import BenchTest, Reader
+from homenode.measure.model import BenchTest, Reader, number_samples, sample
+from homenode.measure.probe_samples import StepReading
 from homenode.measure.results.model import UNSETTLED, Condition, Origin, Run, Sample
 from homenode.measure.results.placement_states import Bracket, PlacementStates, classify_brackets
 from homenode.measure.run_directory import EnvironmentRecord, RunRecord, StepRecord, StepStatus
-from homenode.measure.samples.probe import StepReading
-from homenode.measure.samples.sample import number_samples, sample
 from homenode.measure.step_reading import REPLAYED, mark_disturbed, read_app, read_step
 from homenode.metrics import POWER, find_metric
 from homenode.text import plural

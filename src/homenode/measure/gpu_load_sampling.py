@@ -31,7 +31,7 @@ from homenode.machine.tools import torch_report
 from homenode.machine.topology import Host
 from homenode.measure.access.machine import LocalMachine, Machine
 from homenode.measure.gpu_tests import COPIES
-from homenode.measure.tools_installed import ask_for_torch, run_program
+from homenode.measure.tool_setup import ask_for_torch, run_program
 from homenode.process import ProgramResult, find_program, run
 
 LOADS: tuple[tuple[str, ...], ...] = (

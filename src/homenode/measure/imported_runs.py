@@ -27,8 +27,9 @@ from msgspec.structs import replace
 from homenode.errors import InputError, ParseError
 from homenode.findings import Gap
 from homenode.machine.tools import lines, numactl, study_programs
+from homenode.measure import gpu_tool_samples
 from homenode.measure.importers import cuda_bandwidth_test, stream, sysbench
-from homenode.measure.model import Reader
+from homenode.measure.model import MeasuredSamples, Reader, SampleBuilder, join_samples, sample
 from homenode.measure.results.model import (
     CPU_ONLY,
     GPU_UNKNOWN,
@@ -41,8 +42,6 @@ from homenode.measure.results.model import (
     name_system,
 )
 from homenode.measure.results.vantage import Vantage
-from homenode.measure.samples import gpu_tools
-from homenode.measure.samples.sample import MeasuredSamples, SampleBuilder, join_samples, sample
 from homenode.measure.step_reading import read_or_report, read_tool_results, recognize_tool
 from homenode.units import MIB, parse_whole
 from homenode.vm.layout import PRESETS, GuestCells, Siblings
@@ -491,7 +490,7 @@ def _parse_copies(text: str) -> MeasuredSamples:
     parts = []
     for run in runs:
         if "Host-to-Device:" in run:
-            parts.append(gpu_tools.read_copy_results(study_programs.parse_copies(run)))
+            parts.append(gpu_tool_samples.read_copy_results(study_programs.parse_copies(run)))
         elif "RocmBandwidthTest" in run or "Src Device Id" in run:
             parts.append(read_tool_results(Reader.ROCM, run, "gpu_bandwidth.txt"))
         else:

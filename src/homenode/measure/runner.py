@@ -47,6 +47,7 @@ from homenode.measure.model import (
     check_name,
 )
 from homenode.measure.preparation import PreparedRun, prepare_run, read_affinity, read_allowed_nodes
+from homenode.measure.probe_samples import StepReading
 from homenode.measure.results.vantage import Vantage
 from homenode.measure.run_directory import (
     DOMAIN,
@@ -64,8 +65,7 @@ from homenode.measure.run_directory import (
     open_run,
     redact_output,
 )
-from homenode.measure.samples.probe import StepReading
-from homenode.measure.tools_installed import (
+from homenode.measure.tool_setup import (
     boot_identity,
     find_installed_programs,
     find_shown_gpus,

@@ -26,11 +26,8 @@ from homenode.machine.tools.nccl_tests import PARAMETERS_LINE, NcclTests
 from homenode.machine.tools.numactl import bound_by_command
 from homenode.machine.tools.nvbandwidth import TABLE_LINE, NvbandwidthDevice, NvbandwidthRun
 from homenode.machine.topology import Host
-from homenode.measure.importers import NAMES
-from homenode.measure.model import AppCommand, BenchTest, Reader, SuiteGroup
-from homenode.measure.results.model import Condition, Sample
-from homenode.measure.samples import gpu_tools
-from homenode.measure.samples.gpu_tools import (
+from homenode.measure import gpu_tool_samples
+from homenode.measure.gpu_tool_samples import (
     COPYING_THREAD,
     Binding,
     check_flat_curve,
@@ -38,15 +35,21 @@ from homenode.measure.samples.gpu_tools import (
     parse_binding,
     split_sections,
 )
-from homenode.measure.samples.probe import BracketedSample, StepReading, read_probe_results
-from homenode.measure.samples.sample import (
+from homenode.measure.importers import NAMES
+from homenode.measure.model import (
+    AppCommand,
+    BenchTest,
     MeasuredSamples,
+    Reader,
+    SuiteGroup,
     ToolOutput,
     join_samples,
     number_samples,
     read_from_text,
     sample,
 )
+from homenode.measure.probe_samples import BracketedSample, StepReading, read_probe_results
+from homenode.measure.results.model import Condition, Sample
 from homenode.measure.suite import BY_BUS, select_gpus
 
 _WATCHED = re.compile(r"^# homenode watched:((?: \d{1,9}:\d{1,9}){0,4096})$", re.M | re.ASCII)
@@ -74,7 +77,7 @@ def _read_nvbandwidth(test: BenchTest, text: str, host: Host) -> MeasuredSamples
     run = nvbandwidth.parse(_WATCHED.sub("", text))
     if not run.devices and BY_BUS in test.environment:
         run = _replace_devices(run, test, host)
-    results = gpu_tools.read_nvbandwidth_results(run, binding)
+    results = gpu_tool_samples.read_nvbandwidth_results(run, binding)
     conditions = (*results.conditions, *_find_copying_thread(text, host))
     return replace(results, conditions=conditions)
 
@@ -113,17 +116,19 @@ def _replace_devices(run: NvbandwidthRun, test: BenchTest, host: Host) -> Nvband
 
 def _read_nccl(test: BenchTest, text: str, host: Host) -> MeasuredSamples:
     run = nccl_tests.parse(split_nccl_runs(text)[0])
-    return _add_collective(gpu_tools.read_nccl_results(run, "all_reduce"), run, test)
+    return _add_collective(gpu_tool_samples.read_nccl_results(run, "all_reduce"), run, test)
 
 
 def _read_torch(test: BenchTest, text: str, host: Host) -> MeasuredSamples:
     runs = torch_report.parse(text)
-    results = gpu_tools.read_torch_run_results(runs)
+    results = gpu_tool_samples.read_torch_run_results(runs)
     if test.group is not SuiteGroup.NCCL:
         return results
     run = next((run for run in runs if run.rows), None)
     return (
-        results if run is None else _add_collective(results, gpu_tools.convert_to_nccl(run), test)
+        results
+        if run is None
+        else _add_collective(results, gpu_tool_samples.convert_to_nccl(run), test)
     )
 
 
@@ -150,7 +155,7 @@ def _add_variant(sample: Sample, *words: str | None) -> Sample:
 
 
 def _read_rocm(test: BenchTest, text: str, host: Host) -> MeasuredSamples:
-    results = gpu_tools.read_rocm_results(rocm_bandwidth_test.parse(text), test.gpus)
+    results = gpu_tool_samples.read_rocm_results(rocm_bandwidth_test.parse(text), test.gpus)
     starts = _METRICS_OF_GROUP.get(test.group)
     if starts is None:
         return results
@@ -274,7 +279,7 @@ def _add_binding(results: MeasuredSamples, binding: Binding | None) -> MeasuredS
 def _read_nvbandwidth_log(text: str, name: str) -> MeasuredSamples:
     logs = []
     for section in split_sections(text):
-        results = gpu_tools.read_nvbandwidth_results(
+        results = gpu_tool_samples.read_nvbandwidth_results(
             nvbandwidth.parse(section.text), section.binding
         )
         logs.append(join_samples([results, MeasuredSamples(gaps=section.gaps)]))
@@ -283,7 +288,10 @@ def _read_nvbandwidth_log(text: str, name: str) -> MeasuredSamples:
         lines = text.split("\n")
         starts = [at for at, line in enumerate(lines) if _NAMES_TEST.fullmatch(line.rstrip())]
         parts = _split_text(lines, starts)
-        logs = [gpu_tools.read_nvbandwidth_results(nvbandwidth.parse(part), None) for part in parts]
+        logs = [
+            gpu_tool_samples.read_nvbandwidth_results(nvbandwidth.parse(part), None)
+            for part in parts
+        ]
     return join_samples(logs)
 
 
@@ -291,7 +299,7 @@ def _read_nccl_log(text: str, name: str) -> MeasuredSamples:
     parts = []
     for part in split_nccl_runs(text):
         run = nccl_tests.parse(part)
-        results = gpu_tools.read_nccl_results(run, _find_collective(name))
+        results = gpu_tool_samples.read_nccl_results(run, _find_collective(name))
         finding = check_flat_curve(run, name) if results.samples else None
         parts.append(replace(results, findings=() if finding is None else (finding,)))
     return join_samples(parts)
@@ -337,13 +345,13 @@ _OF_SUITE = (
     ToolOutput(
         Reader.ROCM,
         _ROCM,
-        read_from_text(rocm_bandwidth_test.parse, gpu_tools.read_rocm_results),
+        read_from_text(rocm_bandwidth_test.parse, gpu_tool_samples.read_rocm_results),
         _read_rocm,
     ),
     ToolOutput(
         Reader.TORCH,
         _TORCH,
-        read_from_text(torch_report.parse, gpu_tools.read_torch_run_results),
+        read_from_text(torch_report.parse, gpu_tool_samples.read_torch_run_results),
         _read_torch,
     ),
 )

@@ -9,19 +9,17 @@ from msgspec import Struct
 from homenode.cpuset import CpuSet
 from homenode.errors import ParseError
 from homenode.findings import Finding, Severity, add_source, finding, sort_findings
-from homenode.nccl.reader import (
+from homenode.nccl.topology import (
+    ADDED_FOR_GPU,
+    ADDED_FOR_NIC,
     MAX_ATTRIBUTES,
+    NcclTopology,
+    NcclVariant,
     ParsedTopology,
     XmlNode,
     read_link_speed,
     read_number,
     read_topology,
-)
-from homenode.nccl.topology import (
-    ADDED_FOR_GPU,
-    ADDED_FOR_NIC,
-    NcclTopology,
-    NcclVariant,
     write_topology,
 )
 from homenode.text import shorten_list

@@ -17,8 +17,7 @@ from homenode.machine.topology import Host
 from homenode.plan.planner import build_manual_placement, plan
 from homenode.plan.request import request_for, set_vcpus
 from homenode.plan.shape.aperture import QEMU_VERSION, WINDOW, WINDOW_FINDINGS
-from homenode.plan.shape.assemble import assemble
-from homenode.plan.shape.consequences import list_consequences
+from homenode.plan.shape.assemble import assemble, list_consequences
 from homenode.plan.shape.guest_numa import LIBVIRT_WITH_INITIATORS
 from homenode.plan.stored import domain_of_plan
 from homenode.vm.domain.codec import reject_older

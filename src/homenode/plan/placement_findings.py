@@ -11,8 +11,7 @@ from homenode.findings import Finding, Severity, finding
 from homenode.machine.pci import DeviceKind
 from homenode.machine.topology import CoreKind, Host, MemoryKind
 from homenode.plan.allocations import MAX_NAMED, Allocations, find_allocations
-from homenode.plan.device_findings import check_devices
-from homenode.plan.devices.brought import are_paired
+from homenode.plan.devices.brought import are_paired, check_devices
 from homenode.plan.memory import (
     cell_pages_wanted,
     compute_overhead,

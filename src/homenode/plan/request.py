@@ -85,7 +85,7 @@ def set_vcpus(request: GuestRequest, vcpus: int) -> GuestRequest:
 
 def build_layout(options: PlanOptions) -> Layout:
     """Return the layout with every switch applied. Raises UsageError for an unknown preset, for
-    `auto`, which plan/auto.py replaces first, and for switches that contradict each other."""
+    `auto`, which plan/planner.py replaces first, and for switches that contradict each other."""
     preset = find_preset(options.layout)
     if preset is None:
         raise unknown_layout(options.layout)

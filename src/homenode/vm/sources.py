@@ -213,7 +213,7 @@ def is_host_source(name: str) -> bool:
 def load_host_of(sources: Sequence[str], *, lspci: Path | None = None) -> Host:
     """Read the host that several sources describe; lspci's output supplements the others. Raises
     like load_host, and InputError for sources that do not complement each other."""
-    from homenode.machine.discover.listings import combine
+    from homenode.machine.discover.host import combine
 
     bases, overlays = split_sources(sources, lspci)
     if len(overlays) > 1:
@@ -284,7 +284,7 @@ def _reject_short(text: str, name: str) -> Host:
 
 def _list_readers() -> Iterator[tuple[Callable[[str], bool], Callable[[str, str], Host]]]:
     """(is a text of this tool, host of such a text) of each tool that shows a part of a host."""
-    from homenode.machine.discover import listings
+    from homenode.machine.discover import host
     from homenode.machine.discover.lspci import host_from_lspci
     from homenode.machine.tools import lscpu, numactl, nvidia_smi, xl_info
     from homenode.machine.tools.lspci import looks_like_lspci
@@ -292,19 +292,19 @@ def _list_readers() -> Iterator[tuple[Callable[[str], bool], Callable[[str, str]
     yield looks_like_lspci, host_from_lspci
     yield (
         numactl.looks_like_hardware,
-        lambda text, name: listings.host_from_numactl(numactl.parse_hardware(text), name),
+        lambda text, name: host.host_from_numactl(numactl.parse_hardware(text), name),
     )
     yield (
         lscpu.looks_like_lscpu,
-        lambda text, name: listings.host_from_lscpu(lscpu.parse(text), name),
+        lambda text, name: host.host_from_lscpu(lscpu.parse(text), name),
     )
     yield (
         xl_info.looks_like_xl_info,
-        lambda text, name: listings.host_from_xl(xl_info.parse(text), name),
+        lambda text, name: host.host_from_xl(xl_info.parse(text), name),
     )
     yield (
         nvidia_smi.looks_like_topology,
-        lambda text, name: listings.host_from_topology(nvidia_smi.parse_topology(text), name),
+        lambda text, name: host.host_from_topology(nvidia_smi.parse_topology(text), name),
     )
     yield _is_short, _reject_short
 

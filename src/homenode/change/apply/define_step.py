@@ -10,8 +10,15 @@ from pathlib import Path
 
 from msgspec import Struct, structs
 
-from homenode.change.apply.store import DEFINE, DomainStore, compute_sha256
-from homenode.change.journal import TO_UNDO, ChangeEntry, ChangeState, Note
+from homenode.change.journal import (
+    DEFINE,
+    TO_UNDO,
+    ChangeEntry,
+    ChangeState,
+    DomainStore,
+    Note,
+    compute_sha256,
+)
 from homenode.errors import HostError, InputError
 from homenode.findings import Rejection
 from homenode.text import command_line, plural

@@ -24,8 +24,15 @@ from homenode.change.apply.define_step import (
     make_renamed_error,
     with_facts,
 )
-from homenode.change.apply.store import DomainStore, list_connections, list_saved_originals
-from homenode.change.journal import TO_UNDO, ChangeEntry, ChangeState, lock_host
+from homenode.change.journal import (
+    TO_UNDO,
+    ChangeEntry,
+    ChangeState,
+    DomainStore,
+    list_connections,
+    list_saved_originals,
+    lock_host,
+)
 from homenode.errors import HomenodeError, HostError, InputError, UsageError
 from homenode.findings import Rejection
 from homenode.text import command_line, operands

@@ -9,8 +9,7 @@ from pathlib import Path
 
 from msgspec import Struct
 
-from homenode.change.apply.store import PIN, DomainStore
-from homenode.change.journal import TO_UNDO, ChangeEntry, ChangeState, lock_host
+from homenode.change.journal import PIN, TO_UNDO, ChangeEntry, ChangeState, DomainStore, lock_host
 from homenode.cpuset import CpuSet
 from homenode.errors import HomenodeError, InputError, UsageError
 from homenode.process import find_arguments

@@ -14,7 +14,7 @@ from homenode.cluster.arguments import (
 )
 from homenode.errors import InputError, ParseError, UsageError
 from homenode.findings import add_gaps
-from homenode.measure.results.received import receive_run
+from homenode.measure.results.store import receive_run
 from homenode.safe.input_files import read_input, read_subject
 from homenode.vm.sources import load_host
 

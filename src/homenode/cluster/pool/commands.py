@@ -56,8 +56,8 @@ from homenode.errors import (
 from homenode.findings import Gap
 from homenode.formats import encode
 from homenode.machine.topology import Host, reject_unshown
-from homenode.plan.auto import resolve_layout
 from homenode.plan.pipeline import PlannedFile, plan_file, plan_for_target
+from homenode.plan.planner import resolve_layout
 from homenode.plan.stored import encode_plan, encode_refusal
 from homenode.safe.durable import PRIVATE, replace_file
 from homenode.safe.input_files import read_input

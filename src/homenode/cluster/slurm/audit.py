@@ -5,8 +5,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from msgspec import UNSET
 
 from homenode.cluster.slurm.job_allocation import AllocatedGpu, JobAllocation, NodeTree
-from homenode.cluster.slurm.tools.scontrol import Job
-from homenode.cluster.slurm.tools.slurm_nodes import compress_hostlist
+from homenode.cluster.slurm.scontrol import Job
+from homenode.cluster.slurm.slurm_nodes import compress_hostlist
 from homenode.cpuset import NodeIndex
 from homenode.findings import Finding, Findings, add_source, finding, sort_findings
 from homenode.plan.allocations import MAX_NAMED

@@ -27,7 +27,7 @@ from homenode.cluster.slurm.job_allocation import (
     is_other_model,
     list_cpu_nodes,
 )
-from homenode.cluster.slurm.tools.slurm_nodes import compress_hostlist
+from homenode.cluster.slurm.slurm_nodes import compress_hostlist
 from homenode.cpuset import CpuSet, NodeIndex
 from homenode.errors import InputError
 from homenode.findings import Finding, Findings, Severity, finding, sort_findings

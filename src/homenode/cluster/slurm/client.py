@@ -11,6 +11,7 @@ import secrets
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from homenode.cluster.slurm import slurm_nodes
 from homenode.cluster.slurm.config import MAX_TEXT_CHARS, ConfigFile, SlurmConfig, parse_config
 from homenode.cluster.slurm.gres import DeviceOrder
 from homenode.cluster.slurm.job_allocation import JobAllocation
@@ -21,20 +22,19 @@ from homenode.cluster.slurm.record import (
     parse_look,
     parse_record,
 )
-from homenode.cluster.slurm.tools import slurm_nodes
-from homenode.cluster.slurm.tools.scontrol import (
+from homenode.cluster.slurm.scontrol import (
     JOBS_COMMAND,
     Job,
     is_asked_for,
     parse_scontrol_jobs,
 )
-from homenode.cluster.slurm.tools.slurm_nodes import (
+from homenode.cluster.slurm.slurm_nodes import (
     SHAPES_COMMAND,
     ClusterNode,
     NodeShape,
     parse_shapes,
 )
-from homenode.cluster.slurm.tools.squeue import (
+from homenode.cluster.slurm.squeue import (
     NUMBERS_COMMAND,
     QueuedJob,
     build_json_command,

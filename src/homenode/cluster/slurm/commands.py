@@ -44,8 +44,8 @@ from homenode.cluster.slurm.job_allocation import (
     unknown_allocation,
 )
 from homenode.cluster.slurm.record import TaskRecord, add_tasks, render_hooks
-from homenode.cluster.slurm.tools.scontrol import Job, is_asked_for
-from homenode.cluster.slurm.tools.slurm_nodes import (
+from homenode.cluster.slurm.scontrol import Job, is_asked_for
+from homenode.cluster.slurm.slurm_nodes import (
     NodeShape,
     compress_hostlist,
     expand_hostlist,

@@ -20,7 +20,7 @@ from homenode.cluster.slurm.check import (
 from homenode.cluster.slurm.config import ConfigLine, SlurmConfig, config_word, replace_words
 from homenode.cluster.slurm.gres import GresLine, NodeClass, group_nodes, place_files
 from homenode.cluster.slurm.job_allocation import build_core_order
-from homenode.cluster.slurm.tools.slurm_nodes import compress_hostlist
+from homenode.cluster.slurm.slurm_nodes import compress_hostlist
 from homenode.cpuset import CpuSet
 from homenode.errors import InputError
 from homenode.machine.topology import Host

@@ -12,8 +12,8 @@ from collections.abc import Callable, Mapping, Sequence
 from msgspec import Struct
 
 from homenode.cluster.slurm.config import GRES_KEYS, ConfigLine, SlurmConfig, reject_misspelt_keys
-from homenode.cluster.slurm.tools.scontrol import parse_gpu_types
-from homenode.cluster.slurm.tools.slurm_nodes import (
+from homenode.cluster.slurm.scontrol import parse_gpu_types
+from homenode.cluster.slurm.slurm_nodes import (
     Hostlists,
     NodeShape,
     compress_hostlist,

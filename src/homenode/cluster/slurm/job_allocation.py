@@ -17,8 +17,8 @@ from msgspec.structs import replace
 
 from homenode.bdf import Bdf
 from homenode.cluster.slurm.gres import DeviceOrder
-from homenode.cluster.slurm.tools.scontrol import Job, NodeShare
-from homenode.cluster.slurm.tools.slurm_nodes import NodeShape
+from homenode.cluster.slurm.scontrol import Job, NodeShare
+from homenode.cluster.slurm.slurm_nodes import NodeShape
 from homenode.cpuset import CpuSet, NodeIndex
 from homenode.machine.pci import PciDevice
 from homenode.machine.topology import Host, MemoryKind, NumaNode

@@ -20,7 +20,11 @@ from homenode.machine.discover.readings import (
 )
 from homenode.machine.settings import FrequencyLimit, HostSettings
 from homenode.machine.snapshot.protocol import Snapshot
-from homenode.machine.tools.versions import Version, parse_qemu_version, parse_virsh_version
+from homenode.machine.tools.versions import (
+    Version,
+    parse_qemu_version,
+    parse_virsh_version,
+)
 from homenode.machine.topology import CpuModel
 from homenode.units import parse_whole
 

@@ -23,7 +23,7 @@ from msgspec import Struct
 from homenode.cpuset import NodeIndex
 from homenode.findings import Gap
 from homenode.machine.tools.lines import Line, Lines
-from homenode.measure.samples.sample import (
+from homenode.measure.model import (
     MeasuredSamples,
     SampleBuilder,
     ToolOutput,

@@ -23,8 +23,8 @@ from msgspec.structs import replace
 
 from homenode.findings import Gap
 from homenode.machine.tools.lines import Line, Lines
-from homenode.measure.samples.gpu_tools import parse_binding, parse_command
-from homenode.measure.samples.sample import MeasuredSamples, SampleBuilder, ToolOutput
+from homenode.measure.gpu_tool_samples import parse_binding, parse_command
+from homenode.measure.model import MeasuredSamples, SampleBuilder, ToolOutput
 from homenode.units import GIB, MIB
 
 KERNELS = ("Copy", "Scale", "Add", "Triad")

@@ -18,7 +18,7 @@ from msgspec import Struct
 
 from homenode.findings import Gap
 from homenode.machine.tools.lines import Line, Lines
-from homenode.measure.samples.sample import (
+from homenode.measure.model import (
     MeasuredSamples,
     SampleBuilder,
     ToolOutput,

@@ -21,8 +21,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from homenode.measure.programs.torch_place import bind, devices, load_torch, thread_place
-from homenode.measure.programs.torch_timing import FORMAT
+from homenode.measure.programs.torch_place import FORMAT, bind, devices, load_torch, thread_place
 
 MIN_BYTES = 8
 MAX_S = 2.0

@@ -18,15 +18,18 @@ from collections.abc import Callable
 from typing import Any
 
 from homenode.measure.programs.torch_place import (
+    Report,
+    TimedStream,
     bind,
     devices,
     free_bytes,
     load_torch,
     node_of_memory,
     nodes_to_bind,
+    steady,
     thread_place,
+    time_copies,
 )
-from homenode.measure.programs.torch_timing import Report, TimedStream, steady, time_copies
 
 COPY_BYTES = 256 << 20
 MIN_COPY_BYTES = 16 << 20

@@ -19,8 +19,14 @@ from homenode.change.apply.definition import (
     read_saved_original,
     restore_definition,
 )
-from homenode.change.apply.store import DomainStore
-from homenode.change.journal import ChangeEntry, ChangeState, ChangeStep, Note, lock_host
+from homenode.change.journal import (
+    ChangeEntry,
+    ChangeState,
+    ChangeStep,
+    DomainStore,
+    Note,
+    lock_host,
+)
 from homenode.errors import HostError
 from homenode.measure.access.machine import Machine
 from homenode.measure.trial.copying import PreparedCopy, make_copy, remove_copy

@@ -14,7 +14,7 @@ from homenode.measure.trial.journal import TrialCopy
 from homenode.process import run
 from homenode.safe.durable import create_file, create_like, remove_file
 from homenode.safe.input_files import MAX_BYTES, OpenFile, open_host_file, read_plain
-from homenode.safe.trusted_path import create_private_directory
+from homenode.safe.record_directory import create_private_directory
 from homenode.vm.domain.copy import (
     WritableDisk,
     copy_domain,

@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from homenode.findings import Rejection
 from homenode.machine.topology import LOCAL_DISTANCE, Host
 from homenode.plan.allocations import Allocations, find_allocations
-from homenode.plan.device_findings import check_devices
+from homenode.plan.devices.brought import check_devices
 from homenode.plan.devices.options import DeviceOptions, build_device_options
 from homenode.plan.placement import Cost, Placement
 from homenode.plan.placement_findings import (

@@ -23,10 +23,10 @@ from homenode.findings import Finding, finding
 from homenode.machine.tools.xml_text import parse_xml
 from homenode.process import ToolMissingError, ToolTimeoutError, find_program, run
 from homenode.safe.durable import create_file, open_new
-from homenode.safe.record_directory import RecordDirectory
-from homenode.safe.trusted_path import (
+from homenode.safe.record_directory import (
     ENTER,
     READ,
+    RecordDirectory,
     allow_user,
     check_private,
     create_private_directory,

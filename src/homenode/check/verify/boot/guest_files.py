@@ -26,7 +26,7 @@ from homenode.machine.snapshot.collector import build_collector_script
 from homenode.process import ToolMissingError, ToolTimeoutError, find_program, run
 from homenode.safe.durable import create_file, replace_file
 from homenode.safe.input_files import MAX_BYTES, read_kernel_file, read_plain, read_start
-from homenode.safe.trusted_path import create_private_directory, find_other_writer
+from homenode.safe.record_directory import create_private_directory, find_other_writer
 
 _DIRECTORY, _FILE, _CHARACTER_DEVICE = 0o040755, 0o100755, 0o020600
 _TRAILER = "TRAILER!!!"

@@ -19,6 +19,7 @@ from homenode.cluster.arguments import (
     StudyOptions,
 )
 from homenode.cluster.slurm import client
+from homenode.cluster.slurm.slurm_nodes import expand_hostlist
 from homenode.cluster.slurm.study.directory import StudyDirectory, read_sources, read_study
 from homenode.cluster.slurm.study.experiments import (
     NO_PARTITION,
@@ -33,7 +34,6 @@ from homenode.cluster.slurm.study.text import (
     build_study_summary,
     format_slurm_study,
 )
-from homenode.cluster.slurm.tools.slurm_nodes import expand_hostlist
 from homenode.cpuset import CpuSet
 from homenode.errors import FINDINGS, HostError, InputError, UsageError, exclusive
 from homenode.formats import encode

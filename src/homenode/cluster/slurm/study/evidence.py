@@ -17,17 +17,17 @@ from msgspec import Struct, structs
 from msgspec.structs import replace
 
 from homenode.cluster.slurm.job_allocation import NodeMachine
+from homenode.cluster.slurm.scontrol import Job, parse_scontrol_jobs
 from homenode.cluster.slurm.study.experiments import Experiment, NodeSharing, format_job_size
 from homenode.cluster.slurm.study.locality import JobLocality, Locality, place_by_homes, place_of
-from homenode.cluster.slurm.tools.scontrol import Job, parse_scontrol_jobs
 from homenode.errors import ParseError
 from homenode.findings import Gap
 from homenode.machine.tools import nccl_tests
 from homenode.machine.topology import Host
+from homenode.measure.gpu_tool_samples import Binding, split_sections
 from homenode.measure.imported_runs import ImportOptions, SourceDirectory, build_runs
 from homenode.measure.results.model import Condition, Origin, Run, Sample
 from homenode.measure.results.vantage import Vantage
-from homenode.measure.samples.gpu_tools import Binding, split_sections
 from homenode.measure.step_reading import REPLAYED, REPLAYED_LINE
 
 CLEARLY = 1.2

@@ -19,7 +19,7 @@ from msgspec.structs import replace
 
 from homenode.cluster.arguments import StudyOptions
 from homenode.cluster.slurm.job_allocation import find_gpu_memory_nodes, list_bindable_nodes
-from homenode.cluster.slurm.tools.slurm_nodes import ClusterNode
+from homenode.cluster.slurm.slurm_nodes import ClusterNode
 from homenode.cpuset import CpuSet, NodeIndex
 from homenode.errors import UsageError, out_of_range, requires, unknown
 from homenode.machine.topology import Host, NumaNode

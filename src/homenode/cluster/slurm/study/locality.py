@@ -17,7 +17,7 @@ from homenode.cluster.slurm.job_allocation import (
     NodeMachine,
     build_allocation,
 )
-from homenode.cluster.slurm.tools.scontrol import Job
+from homenode.cluster.slurm.scontrol import Job
 from homenode.cpuset import CpuSet, NodeIndex
 from homenode.errors import ParseError
 from homenode.measure.results.model import Run

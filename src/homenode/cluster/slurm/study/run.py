@@ -14,6 +14,7 @@ from msgspec.structs import replace
 
 from homenode.cluster.arguments import StudyOptions
 from homenode.cluster.slurm import client
+from homenode.cluster.slurm.squeue import JobState, QueuedJob, needs_somebody
 from homenode.cluster.slurm.study.directory import (
     StudyDirectory,
     StudyEntry,
@@ -32,7 +33,6 @@ from homenode.cluster.slurm.study.experiments import (
     plan_experiments,
     plan_shared_jobs,
 )
-from homenode.cluster.slurm.tools.squeue import JobState, QueuedJob, needs_somebody
 from homenode.errors import InputError, NoAnswerError, ToolError, UsageError
 from homenode.machine.topology import Host
 from homenode.measure.experiment import UNSETTLED, Pace, Progress, TaskState, TaskStatus

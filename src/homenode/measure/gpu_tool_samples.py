@@ -35,9 +35,14 @@ from homenode.machine.tools.nvbandwidth import (
 from homenode.machine.tools.rocm_bandwidth_test import RocmBandwidthTest
 from homenode.machine.tools.study_programs import GpuCopies
 from homenode.machine.tools.torch_report import TorchResult, TorchRow, TorchRun
-from homenode.measure.results.model import COLLECTIVE_GPUS, Condition, Sample
-from homenode.measure.results.sweep import MIN_RATE_BYTES_PER_S, fit_flat
-from homenode.measure.samples.sample import MeasuredSamples, SampleBuilder, join_samples, sample
+from homenode.measure.model import MeasuredSamples, SampleBuilder, join_samples, sample
+from homenode.measure.results.model import (
+    COLLECTIVE_GPUS,
+    MIN_RATE_BYTES_PER_S,
+    Condition,
+    Sample,
+    fit_flat,
+)
 
 _PINNED = re.compile(r"\bPINNED to (\d{1,5})\b", re.ASCII)
 

@@ -13,9 +13,9 @@ from homenode.cpuset import CpuSet
 from homenode.errors import ParseError
 from homenode.findings import Finding, Gap, finding
 from homenode.machine.tools.homenode_probe import SOURCE, Pages, ProbeDocument
+from homenode.measure.model import sample
 from homenode.measure.results.model import Condition, Sample
 from homenode.measure.results.placement_states import Bracket, mark_passing
-from homenode.measure.samples.sample import sample
 
 LEVEL_DRAM = "DRAM"
 _HIDDEN_PLACES = ("llc-not-shared", "siblings-not-shown")

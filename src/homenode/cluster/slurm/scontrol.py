@@ -25,7 +25,7 @@ from typing import NamedTuple
 from msgspec import Struct
 from msgspec.structs import replace
 
-from homenode.cluster.slurm.tools.slurm_nodes import Hostlists, has_slices
+from homenode.cluster.slurm.slurm_nodes import Hostlists, has_slices
 from homenode.cpuset import CpuSet
 from homenode.errors import ParseError
 

@@ -18,14 +18,14 @@ from typing import Any
 
 from msgspec import Struct
 
-from homenode.cluster.slurm.tools.scontrol import (
+from homenode.cluster.slurm.scontrol import (
     RUNNING,
     Job,
     NodeShare,
     OwnedGpus,
     parse_owned_gpus,
 )
-from homenode.cluster.slurm.tools.slurm_nodes import expand_hostlist, plain_number
+from homenode.cluster.slurm.slurm_nodes import expand_hostlist, plain_number
 from homenode.errors import ParseError
 from homenode.machine.tools.lines import json_object
 from homenode.units import parse_whole

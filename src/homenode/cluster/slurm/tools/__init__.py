@@ -1,1 +1,0 @@
-"""Tools of Slurm: commands, records and parsers."""

@@ -1,1 +1,0 @@
-"""Samples: the results in the output of each tool and program."""

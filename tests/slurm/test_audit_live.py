@@ -102,7 +102,8 @@ def test_the_hooks_keep_what_a_job_had(slurm: Testbed) -> None:
     record = parse_record(path.read_text(), "record")
     assert (record.job, record.node, record.name) == (job, "gpu02", "kept job")
     assert str(record.owned) == "0-1"
-    assert record.tasks and record.tasks[0].pus and record.pus_of_node
+    assert record.tasks and record.tasks[0].pus
+    assert any(pus for _, pus in record.pus_of_node)
     state = slurm.client("sinfo", "-h", "-n", "gpu02", "-N", "-p", "parts", "-o", "%T")
     assert "drain" not in state
 

@@ -8,8 +8,8 @@ name=$SLURM_JOB_ID.$SLURMD_NODENAME
 @ROOT@
 root=
 
-# Of a file that holds one line.
-line_of() { read -r line <"$1" && echo "$2 $line"; }
+# Of a file that holds one line: the kernel gives none of a cpulist to a shell that reads by bytes.
+line_of() { line=$(cat "$1") && echo "$2 $line"; }
 
 nvidia() {
   for info in "$root"/proc/driver/nvidia/gpus/*/information; do

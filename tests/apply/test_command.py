@@ -224,6 +224,7 @@ def test_a_running_vm_gets_its_pins_back_and_one_left_paused_its_end_not_its_ori
     step = PausedStart(virsh=Virsh(URI), uuid=UUID, name=NAME)
     step.do(open_paused_journal(default_root(), step.virsh, UUID, NAME).write)
     daemon.put("run-state", "paused")
+    assert homenode("restore", "--list").stdout.count(f"  homenode restore {UUID}") == 2
     restore([NAME])
     assert not (daemon.state / "id").exists()
     assert daemon.definition() == tuned

@@ -157,6 +157,8 @@ def test_every_boot_is_written_down_before_and_after(daemon: StandIn, tmp_path: 
         *(layout + guest_up + guest_off) * len(LAYOUTS),
         *given_back,
     ]
+    boots = {one.by_hand for one in journal.changes.read_entries() if one.kind == BOOT}
+    assert boots == {f"virsh -c {head.connect} destroy {head.uuid}"}
     assert known.state.ended
     assert not known.state.to_undo
     started = [line for line in daemon.commands() if line.startswith("start")]

@@ -47,7 +47,12 @@ from homenode.units import format_bytes
 from homenode.vm.domain.controllers import qemu_arguments
 from homenode.vm.domain.document import Document
 from homenode.vm.domain.read import open_domain
-from homenode.vm.hypervisor.connection import DomainState, add_connection, is_local
+from homenode.vm.hypervisor.connection import (
+    DomainState,
+    add_connection,
+    domain_argument,
+    is_local,
+)
 from homenode.vm.hypervisor.virsh import RejectedError, Virsh
 from homenode.vm.model import Vm
 from homenode.vm.plan import Plan
@@ -131,7 +136,8 @@ def _read_change_time(path: str) -> str:
 def open_paused_journal(root: Path, virsh: Virsh, uuid: str, name: str) -> Journal:
     """Return the journal of a domain's paused starts. root: homenode's own directory."""
     words = command_line("homenode", "verify", name, "--start")
-    undo = command_line(*add_connection(virsh.connect, "homenode", "restore", name))
+    argument = domain_argument(name, uuid)
+    undo = command_line(*add_connection(virsh.connect, "homenode", "restore", argument))
     head = ChangeHead(run=uuid, command=words, undo=undo, connect=virsh.connect)
     return Journal(RecordDirectory(root / _DIRECTORY / uuid, hint=state_hint), head)
 
@@ -180,7 +186,7 @@ def find_startable(connect: str, name: str) -> PausedDomain:
             + (", as a killed --start left it" if was_killed else ""),
             hint=journal.stored_head().undo
             if was_killed
-            else command_line("homenode", "verify", "--live", state.name),
+            else command_line("homenode", "verify", "--live", state.argument),
         )
     if state.managed_save:
         raise UsageError(

@@ -41,6 +41,7 @@ from homenode.measure.trial.journal import BOOT, COPY, LAYOUT, TrialHead, TrialJ
 from homenode.text import command_line
 from homenode.units import parse_whole
 from homenode.vm.domain.merge import is_same_definition
+from homenode.vm.hypervisor.connection import add_connection
 from homenode.vm.hypervisor.virsh import Virsh
 
 T = TypeVar("T")
@@ -145,7 +146,7 @@ class CopyStep(Struct, frozen=True):
     def do(self, note: Note) -> ChangeEntry:
         assert self.prepared is not None, "prepare comes first"
         copy = self.prepared.copy
-        commands = [command_line("virsh", "undefine", copy.uuid)]
+        commands = [command_line("virsh", "-c", self.on.head.connect, "undefine", copy.uuid)]
         commands += [command_line("rm", *copy.overlays)] if copy.overlays else []
         entry = ChangeEntry(
             what=ChangeState.BEGIN,
@@ -189,7 +190,7 @@ class LayoutStep(Struct, frozen=True):
             what=ChangeState.BEGIN,
             kind=LAYOUT,
             subject=uuid,
-            by_hand=command_line("homenode", "restore", uuid),
+            by_hand=command_line(*add_connection(virsh.connect, "homenode", "restore", uuid)),
             facts={"name": self.on.head.domain},
         )
         note(entry)
@@ -246,7 +247,7 @@ class BootStep(Struct, frozen=True):
             what=ChangeState.BEGIN,
             kind=BOOT,
             subject=uuid,
-            by_hand=command_line("virsh", "destroy", uuid),
+            by_hand=command_line("virsh", "-c", virsh.connect, "destroy", uuid),
             facts=facts if boot_id is None else facts | {"host_boot": boot_id},
         )
         note(entry)

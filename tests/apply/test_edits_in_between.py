@@ -215,6 +215,7 @@ def conflicts(daemon: StandIn, root: Path, before: bytes, after: bytes) -> str:
     [
         (rb"vcpupin vcpu='1' cpuset='[^']*'", b"vcpupin vcpu='1' cpuset='9'", "vcpupin[1]/@cpuset"),
         (rb"busNr='[0-9]*'", b"busNr='77'", "busNr"),
+        (rb"(cpuset=')[^']*(.*?busNr=')[0-9]*", rb"\g<1>9\g<2>77", "; "),
         (rb"(memnode cellid='1'.*?nodeset=')[^']*", rb"\g<1>7", "memnode[1]/@nodeset"),
     ],
 )

@@ -218,7 +218,7 @@ def test_of_several_all_are_defined_or_none(host: SmallHost) -> None:
     before = host.definitions()
     saved = host.state / f"{uuid_of(2)}.saved"
     saved.touch()
-    with pytest.raises(UsageError, match="managed-save"):
+    with pytest.raises(UsageError, match=r"^vm2: .*managed-save"):
         host.apply(0, 1, 2)
     saved.unlink()
     assert host.definitions() == before

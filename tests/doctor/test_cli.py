@@ -296,6 +296,8 @@ def test_config_space_is_read_and_written_one_register_at_a_time(
         space.read(bdf, 0x50, 2)
     with pytest.raises(HostError, match=r"42:00\.0"):
         space.read(Bdf.parse("42:00.0"), 0, 2)
+    with pytest.raises(HostError, match=r"42:00\.0.* to write"):
+        space.write(Bdf.parse("42:00.0"), 0, 2, 0)
     monkeypatch.setattr("os.pwrite", lambda *_: 1)
     with pytest.raises(HostError, match="0x10"):
         space.write(bdf, 0x10, 2, 0)

@@ -153,6 +153,7 @@ def test_a_link_that_was_narrow_before_the_start_has_not_dropped() -> None:
     assert "what both ends can" in finding.expected
     device = host.find_device(GPU)
     assert device is not None and finding.subject.endswith(f" below port {device.parent}")
+    assert finding.observed == before[GPU].format_with_rate()
     assert finding.cost == f"75 % of the link: {format_rate(before[GPU].bytes_per_s)}"
 
 

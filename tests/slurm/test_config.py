@@ -12,7 +12,7 @@ from homenode.cluster.slurm.gres import (
     list_node_definitions,
     parse_gres_lines,
 )
-from homenode.cluster.slurm.scontrol import gpu_count, parse_owned_gpus, parse_scontrol_jobs
+from homenode.cluster.slurm.scontrol import parse_gpu_types, parse_owned_gpus, parse_scontrol_jobs
 from homenode.cluster.slurm.slurm_nodes import (
     NodeShape,
     compress_hostlist,
@@ -148,11 +148,11 @@ def test_the_gpus_of_a_job_are_read(text: str, count: int, indices: tuple[int, .
     assert (found.count, found.indices) == (count, indices)
 
 
-def test_a_node_says_how_many_gpus_it_has() -> None:
-    assert gpu_count("gpu:h100:8(S:0-1),nic:2") == 8
-    assert gpu_count("gpu:a:2,gpu:b:4") == 6
-    assert gpu_count("gpu") == 1
-    assert gpu_count("nic:2") is None
+def test_a_node_says_how_many_gpus_it_has_of_each_type() -> None:
+    assert parse_gpu_types("gpu:h100:8(S:0-1),nic:2") == {"h100": 8}
+    assert parse_gpu_types("gpu:a:2,gpu:b:4") == {"a": 2, "b": 4}
+    assert parse_gpu_types("gpu") == {"": 1}
+    assert parse_gpu_types("nic:2") == {}
 
 
 @pytest.mark.parametrize(

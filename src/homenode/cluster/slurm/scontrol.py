@@ -161,12 +161,6 @@ def parse_gpu_types(text: str) -> dict[str, int]:
     return counts
 
 
-def gpu_count(text: str) -> int | None:
-    """Return the GPUs of a node's Gres= ("gpu:h100:8(S:0-1),nic:2"); None if it names none."""
-    counts = parse_gpu_types(text)
-    return sum(counts.values()) if counts else None
-
-
 def _is_decimal(text: str) -> bool:
     return text.isascii() and text.isdigit() and len(text) < 7
 

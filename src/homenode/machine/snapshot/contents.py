@@ -54,7 +54,6 @@ class TextForm(Enum):
     TO_MEDIATED = rf"(?:\.\./)+devices/{_WAY}{_UUID}"
     TO_MEDIATED_TYPE = r"(?:\.\./)+mdev_supported_types/[A-Za-z0-9_-]{1,60}"
     TO_POLICY = r"\.\./cpufreq/policy\d{1,6}"
-    TO_NODE = r"(?:\.\./)+node\d{1,6}"
     TO_DEVICE = rf"(?:\.\./)+(?:devices/{_WAY})?{_BDF}"
     TO_DRIVER = r"(?:\.\./)+bus/[a-z]{2,12}/drivers/[A-Za-z0-9_-]{1,40}"
     TO_GROUP = r"(?:\.\./)+kernel/iommu_groups/\d{1,8}"

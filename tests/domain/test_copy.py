@@ -83,6 +83,9 @@ def test_everything_that_must_be_its_own_is_its_own() -> None:
     assert "<cid auto='yes'/>" in copy
     secure = FULL.replace(b"port='5901' autoport", b"tlsPort='5902' websocket='5700' autoport")
     assert b"tlsPort='-1' websocket='-1' autoport='yes'" in copy_domain(secure, "vm-pin")
+    for cid in (b"", b"<cid auto='no'/>"):  # an address that libvirt chooses already
+        free = FULL.replace(b"<cid auto='no' address='3'/>", cid)
+        assert b"<cid auto='yes'" not in copy_domain(free, "vm-pin")
     assert "12-vm" not in copy
     assert "<alias name='ua-gpu'/>" in copy
     assert validate(copy.encode())[0] == ()
@@ -111,6 +114,8 @@ def test_what_both_domains_would_share_is_said() -> None:
     assert len(check_shared(xml)) == 4
     for part in ((b"device='lun'", b"device='floppy'"), (b"type='pci'", b"type='usb'")):
         assert len(check_shared(xml.replace(*part))) == 4
+    medium = xml.replace(b"<target dev='sda'", b"<source file='/n/cd.iso'/><target dev='sda'")
+    assert len(check_shared(medium.replace(b"<readonly/>", b""))) == 4
     for disk in (b"<readonly/></disk>", b"<shareable/></disk>"):
         read_only = xml.replace(b"</disk>", disk, 1)
         assert len(check_shared(read_only)) == 4 - (b"readonly" in disk)

@@ -111,6 +111,8 @@ def test_a_cpu_without_mode_and_model_names_no_model(cpu: str, mode: str | None)
 def test_vcpus_take_current_cpuset_and_white_space() -> None:
     guest = read_vm(domain(vcpu="<vcpu cpuset='0-3,^1' current='2'> 4 </vcpu>"), "d")
     assert (guest.vcpus, guest.vcpus_online) == (4, 2)
+    states = "<vcpus><vcpu id='0' enabled='yes'/><vcpu id='2' enabled='no'/></vcpus>"
+    assert read_vm(domain(states), "d").offline_vcpus == CpuSet([2])
 
 
 def test_addresses_take_hexadecimal_octal_and_decimal_numbers() -> None:
@@ -161,6 +163,10 @@ def test_controllers_without_an_index_get_the_lowest_free_one() -> None:
         (0, "pcie-root"),
         (1, "pcie-root-port"),
     ]
+    port = "<controller type='pci' index='1' model='pcie-root-port'/>"
+    root = "<controller type='pci' index='0' model='pcie-root'><pcihole64>1</pcihole64>"
+    guest = read_vm(domain(f"<devices>{port}{root}</controller></devices>"), "d")
+    assert guest.pcihole64_bytes == 1024
 
 
 def test_devices_that_the_guest_does_not_see_are_not_its_own() -> None:
@@ -206,6 +212,16 @@ def test_huge_pages_of_any_spelling() -> None:
     assert pages("<hugepages><page size='2048'/></hugepages>") == 2 << 20
     several = "<page size='1' unit='G' nodeset='0'/><page size='2048'/>"
     assert pages(f"<hugepages>{several}</hugepages>") == GIB
+    cell = "<cell id='{0}' cpus='{0}' memory='1' unit='GiB'/>"
+    numa = f"<cpu><numa>{cell.format(0)}{cell.format(1)}</numa></cpu>"
+    for inside, expected in (
+        ("", [0, 0]),
+        ("<page size='1' unit='G' nodeset='0'/>", [GIB, None]),
+        (several, [GIB, 2 << 20]),
+    ):
+        backing = f"<memoryBacking><hugepages>{inside}</hugepages></memoryBacking>"
+        cells = read_vm(domain(backing + numa), "d").cells
+        assert [cell.page_bytes for cell in cells] == expected
 
 
 def test_what_else_the_planner_asks_for() -> None:

@@ -17,7 +17,7 @@ from homenode.vm.domain.crosscheck import (
 from homenode.vm.domain.read import build_vm, open_domain, read_vm
 from homenode.vm.layout import PRESETS
 from homenode.vm.model import PortModel, Vm
-from homenode.vm.plan import Aperture
+from homenode.vm.plan import Aperture, with_vm
 from homenode.vm.plan_options import PlanOptions
 from homenode.vm.targets.libvirt import rewrite
 from tests.domain_corpus import sample
@@ -166,6 +166,10 @@ def test_more_vcpus_than_the_machine_type_takes_are_refused_by_its_name() -> Non
         check_vcpus(guest, 320, (9, 2, 0))
     with pytest.raises(InputError, match=r"q35 of QEMU 7\.2\.0 takes, found 289"):
         check_vcpus(structs.replace(GUEST, machine="q35"), 289, (7, 2, 0))
+    arm = structs.replace(GUEST, architecture="aarch64", machine="virt")
+    with pytest.raises(InputError) as error:
+        check_vcpus(arm, 513, (8, 0, 0))
+    assert error.value.hint is not None and "q35" not in error.value.hint
 
 
 def test_a_limit_that_is_not_known_is_a_finding_where_it_may_matter() -> None:
@@ -196,6 +200,8 @@ def test_private_memory_has_no_huge_pages_and_no_binding_per_cell(kind: str) -> 
         reject_unsafe(guest, hand_plan(guest, "pin-numa"), "vm.xml")
     reject_unsafe(guest, hand_plan(guest, "pin"), "vm.xml")
     reject_unsafe(guest, hand_plan(guest, "pin-bound"), "vm.xml")
+    plan = hand_plan(guest, "pin-numa")
+    reject_unsafe(guest, with_vm(plan, cells=plan.vm.cells[:1]), "vm.xml")
 
 
 def test_an_encrypted_guest_gets_no_iommu() -> None:

@@ -147,7 +147,7 @@ CASES: list[tuple[str, str, dict[str, object], tuple[str, ...], tuple[str, ...]]
         "pin-numa",
         {},
         (
-            "<shares>2048</shares>",
+            "<shares>2048</shares>\n    <emulatorpin ",
             "<emulatorsched ",
             "<vcpusched vcpus='0-7'",
             "<cachetune vcpus='0-3'>",
@@ -292,6 +292,8 @@ def test_pins_with_other_values_are_changed_in_place_and_keep_their_comments() -
     changed = [line for line, was in zip(after, before, strict=True) if line != was]
     assert len(changed) == 8 + 1 + 2  # vCPUs, emulator, IOThreads
     assert changed[0].strip() == b"<emulatorpin cpuset='36,37'/>"
+    first = rewrite(xml.replace(b"<shares>2048</shares>", b""), plan)
+    assert first.index(b"<iothreadpin iothread='7'") < first.index(b"<emulatorsched")
     fewer = with_vm(plan, iothread_pins=plan.vm.iothread_pins[:1])
     with pytest.raises(InputError, match="expected 1 IOThread as in the plan, found 2"):
         rewrite(xml, fewer)

@@ -131,9 +131,12 @@ def test_apertures_are_at_least_as_large_as_asked_for() -> None:
     again = rewrite(after, hand_plan(read_vm(after, "x"), "pin", aperture=wider))
     assert again.count(b"<pcihole64") == 1
     assert b'<pcihole64 unit="GiB">2048</pcihole64>' in after
-    less = after.replace(b'"GiB">2048<', b'"MiB">2048<')
+    less = after.replace(b'"GiB">2048<', b'"MiB">2048<').replace(b'bits="46"', b'bits="40"')
     less = rewrite(less, hand_plan(read_vm(less, "x"), "pin", aperture=wider))
     assert read_vm(less, "x").pcihole64_bytes == 4096 * GIB
+    assert b'<maxphysaddr mode="emulate" bits="46"/>' in less
+    named = after.replace(b"<q:arg", b'<q:env name="A"/><q:arg', 1)
+    assert read_window_mib(parse_document(named, "x")) == 262_144
     assert b'<maxphysaddr mode="emulate" bits="46"/>' in after
     assert b'<q:arg value="opt/ovmf/X-PciMmio64Mb,string=262144"/>' in after
     assert after.count(b"-fw_cfg") == 1
@@ -210,6 +213,9 @@ def test_an_amd_iommu_that_is_there_gets_what_255_vcpus_need() -> None:
         reject_older(many, (12, 1, 0), (10, 0, 0), iommu_model="amd")
     reject_older(many, (12, 2, 0), (10, 0, 0), iommu_model="amd")
     reject_older(many, (12, 1, 0), (10, 0, 0))
+    with pytest.raises(HostError, match=r"passed-through devices .*expected QEMU 9\.2\.0"):
+        reject_older(many, (12, 2, 0), (9, 1, 0), iommu_model="amd")
+    reject_older(with_vm(many, hostdevs=()), (12, 2, 0), (9, 1, 0), iommu_model="amd")
 
 
 @pytest.mark.parametrize(("layout", "count"), [("pin-numa", 1), ("pin", 0)])

@@ -92,7 +92,7 @@ def set_text(document: Document, element: Element, text: str) -> list[Edit]:
         return [Edit(open_tag.start, open_tag.end, open_tag.new + escape_xml(text) + closing)]
     content = document.text[element.tag_end : element.content_end]
     bare = content.strip(_BLANK)
-    start = element.tag_end + (content.find(bare) if bare else 0)
+    start = element.tag_end + content.find(bare)
     if b"<" in bare:  # a comment or CDATA next to the text: no single place to write
         return [Edit(element.tag_end, element.content_end, escape_xml(text))]
     return [Edit(start, start + len(bare), escape_xml(text))]
@@ -102,7 +102,7 @@ def remove(document: Document, element: Element) -> list[Edit]:
     """Return edits that remove an element, with its line if nothing else is on it."""
     before = _find_indent_before(document, element.start)
     after = document.text[element.end : element.end + 1]
-    alone = b"\n" in before and (not after or after in b"\r\n<")
+    alone = after in b"\r\n<"  # or at the end
     start = element.start - len(_extend_to_line(before)) if alone else element.start
     return [Edit(start, element.end, b"")]
 

@@ -16,7 +16,7 @@ from homenode.machine.topology import Host
 from homenode.option import version
 from homenode.plan.pipeline import PlannedFile, plan_file
 from homenode.vm.domain.crosscheck import reject_unsafe
-from homenode.vm.domain.iommu import has_iommufd, list_smmu_buses
+from homenode.vm.domain.iommu import can_accelerate, has_iommufd, list_smmu_buses
 from homenode.vm.domain.read import build_vm, open_domain, read_vm
 from homenode.vm.domain.schema import SCHEMA_PATH, validate
 from homenode.vm.layout import PRESETS
@@ -80,6 +80,9 @@ def test_what_an_operator_said_stays_unless_it_says_no(version: str) -> None:
     off = one.replace(b"<driver iommufd='yes'/>", b"<driver iommufd='no'/>", 1)
     back = plan_file(off, "vm.xml", PlanOptions(layout="pin"), on(version, "10.2")).document
     assert has_iommufd(open_domain(back, "vm")) and not has_iommufd(open_domain(off, "vm"))
+    vfio = one.replace(b"<driver iommufd='yes'/>", b"<driver name='vfio'/>")
+    made = plan_file(vfio, "vm.xml", PlanOptions(layout="pin"), on("12.2", "10.2")).document
+    assert made.count(b"<driver name='vfio'/>") == 2
 
 
 def test_a_table_says_of_each_layout_what_an_encrypted_guest_gets() -> None:
@@ -140,6 +143,7 @@ def test_grace_gpus_without_an_smmu_of_their_own_are_a_finding(
     assert made.document.count(b"<acpi nodeset='") == 2
     assert made.document.count(b"<iommu model=") == (1 if own else 0)
     assert any(f.id == "smmuv3-omitted" for f in made.findings) == (not own)
+    assert not can_accelerate(None, (11, 1, 0))
 
 
 def test_a_new_libvirt_gives_each_bus_of_a_grace_gpu_an_accelerated_smmu() -> None:

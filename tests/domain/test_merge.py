@@ -136,6 +136,45 @@ def test_an_element_that_the_layout_changed_and_somebody_removed_is_a_conflict()
     assert conflict == "/domain/numatune: changed by the layout, removed since"
 
 
+@pytest.mark.parametrize(
+    ("original", "applied", "now", "after"),
+    [
+        ("<vcpu>3</vcpu>", "<vcpu>4</vcpu>", "<vcpu>4</vcpu><a/>", "<vcpu>3</vcpu><a/>"),
+        *(
+            ("<vcpu current='1'>3</vcpu>", "<vcpu current='2'>4</vcpu>", *now_after)
+            for now_after in (
+                ("<vcpu current='2' a='1'>4</vcpu>", "<vcpu current='1' a='1'>3</vcpu>"),
+                ("<vcpu current='1'>4</vcpu>", "<vcpu current='1'>3</vcpu>"),
+            )
+        ),
+        (
+            "<vcpu>3</vcpu>",
+            "<vcpu>3</vcpu><cputune><shares/><quota/></cputune>",
+            "<vcpu>3</vcpu><cputune><shares/></cputune>",
+            "<vcpu>3</vcpu>",
+        ),
+    ],
+)
+def test_what_the_layout_changed_goes_back_and_what_it_did_not_stays(
+    original: str, applied: str, now: str, after: str
+) -> None:
+    documents = (
+        f"<domain>{inside}<memory>3</memory></domain>".encode()
+        for inside in (original, applied, now, after)
+    )
+    original_xml, applied_xml, now_xml, after_xml = documents
+    done = merged(original_xml, applied_xml, now_xml)
+    assert (done.document.to_bytes(), done.conflicts) == (after_xml, ())
+
+
+def test_a_reference_to_a_cell_of_the_layout_is_named() -> None:
+    dimm = b"<memory model='dimm'><target><size>1</size><node>1</node></target></memory></devices>"
+    applied = tuned("pin-numa")
+    assert merged(ORIGINAL, applied, applied).conflicts == ()
+    (broken,) = merged(ORIGINAL, applied, applied.replace(b"</devices>", dimm)).conflicts
+    assert "device-unknown-cell" in broken
+
+
 def test_an_element_put_among_those_of_the_layout_stays() -> None:
     applied = tuned("pin")
     now = applied.replace(b"</cputune>", b"  <shares>7</shares>\n  </cputune>")
@@ -192,7 +231,8 @@ def test_a_device_plugged_into_the_layouts_bus_loses_its_address_and_is_named() 
 def test_sizes_and_sets_are_stored_as_libvirt_prints_them() -> None:
     text = (
         "<domain><memory unit='{}'>{}</memory><vcpu cpuset='{}'>2</vcpu><cpu><numa>"
-        "<cell id='0' cpus='{}' memory='{}' unit='{}'/></numa></cpu></domain>"
+        "<cell id='0' cpus='{}' memory='{}' unit='{}'/></numa></cpu>"
+        "<features><smm><tseg unit='MiB'>48</tseg></smm></features></domain>"
     )
     tuning = text.format("GiB", 3, "0,1,2", "0,1", 512, "MiB")
     printed = text.format("KiB", 3 << 20, "0-2", "0-1", 512 << 10, "KiB")

@@ -1,6 +1,7 @@
 """Reading: every spelling that libvirt takes, and a plain message for what it does not."""
 
 import codecs
+import re
 
 import pytest
 
@@ -8,8 +9,8 @@ from homenode.bdf import Bdf
 from homenode.cpuset import CpuSet
 from homenode.errors import InputError, ParseError
 from homenode.units import GIB
-from homenode.vm.domain.document import MAX_BYTES, MAX_DEPTH, parse_document
-from homenode.vm.domain.read import read_running_domain, read_vm
+from homenode.vm.domain.document import MAX_BYTES, MAX_DEPTH, MAX_ELEMENTS, parse_document
+from homenode.vm.domain.read import read_kept, read_running_domain, read_vm
 from homenode.vm.model import GuestAddress
 from tests.domain_corpus import sample
 
@@ -224,6 +225,30 @@ def test_huge_pages_of_any_spelling() -> None:
         assert [cell.page_bytes for cell in cells] == expected
 
 
+@pytest.mark.parametrize(
+    ("model", "source", "follows"),
+    [
+        ("dimm", "", [(True, False)]),
+        ("dimm", "<nodemask>1</nodemask>", [(False, True)]),
+        ("nvdimm", "<path>/dev/dax0.0</path>", [(False, False)]),
+        ("sgx-epc", "", []),
+    ],
+)
+def test_a_memory_device_follows_its_cell_unless_its_source_says_else(
+    model: str, source: str, follows: list[tuple[bool, bool]]
+) -> None:
+    device = f"<memory model='{model}'><source>{source}</source>"
+    target = "<target><size unit='GiB'>1</size></target></memory>"
+    guest = read_vm(domain(f"<devices>{device}{target}</devices>"), "d")
+    assert [(d.follows_cell, d.has_nodemask) for d in guest.memory_devices] == follows
+
+
+def test_elements_next_to_the_layouts_are_kept_and_pins_are_not_among_them() -> None:
+    kept = read_kept(parse_document(sample("pins-with-comments"), "p"))
+    assert "shares 2048" in kept
+    assert [line for line in kept if re.match("vcpupin|emulatorpin|iothreadpin|iommu", line)] == []
+
+
 def test_what_else_the_planner_asks_for() -> None:
     guest = read_vm(sample("qemu-commandline"), "q")
     assert guest.has_qemu_commandline
@@ -235,7 +260,7 @@ def test_what_else_the_planner_asks_for() -> None:
     less = sample("dimms-and-shared-memory").replace(b">10</currentMemory>", b">9</currentMemory>")
     assert read_vm(less, "d").ballooned_bytes == GIB
     none = less.replace(b">9</currentMemory>", b">0</currentMemory>")  # all, as in libvirt
-    assert read_vm(none, "d").ballooned_bytes == 0
+    assert read_vm(none, "d").ballooned_bytes == read_vm(domain(), "d").ballooned_bytes == 0
     assert read_vm(sample("pins-with-comments"), "p").iothread_ids == (2, 7)
     chosen = "<os firmware='efi'><type machine='q35'>hvm</type><loader secure='no'/></os>"
     assert read_vm(domain(os=chosen), "d").firmware == "efi"
@@ -334,11 +359,18 @@ def test_size_and_depth_are_bounded() -> None:
     deep = b"<a>" * (MAX_DEPTH + 1) + b"</a>" * (MAX_DEPTH + 1)
     with pytest.raises(InputError, match="levels"):
         parse_document(deep, "vm.xml")
+    many = "".join(f"<a{i % 5}/>" for i in range(MAX_ELEMENTS))
+    with pytest.raises(InputError, match="20000 elements"):
+        parse_document(f"<domain>{many}</domain>".encode(), "vm.xml")
 
 
 def test_a_host_device_given_twice_is_refused() -> None:
     one = "<hostdev type='pci'><source><address bus='0x19'/></source></hostdev>"
     with pytest.raises(InputError, match=r"0000:19:00.0 once, found it twice"):
+        read_vm(domain(f"<devices>{one}{one}</devices>"), "vm.xml")
+    uuid = "c2177883-f1bb-47f0-914d-32a22e3a8804"
+    one = f"<hostdev type='mdev'><source><address uuid='{uuid}'/></source></hostdev>"
+    with pytest.raises(InputError, match=f"{uuid} once, found it twice"):
         read_vm(domain(f"<devices>{one}{one}</devices>"), "vm.xml")
 
 

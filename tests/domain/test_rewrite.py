@@ -119,7 +119,11 @@ def test_a_clean_document_with_the_default_layout_is_untouched() -> None:
 def test_a_numatune_that_holds_more_than_ours_or_nothing_of_ours_stays() -> None:
     empty = sample("study").replace(b"  <os", b"  <numatune/>\n  <os", 1)
     assert b"<numatune/>" in rewrite(empty, hand_plan(read_vm(empty, "x"), "pin"))
+    own = empty.replace(b"<numatune/>", b"<numatune><memory nodeset='0-1'/></numatune>")
+    bound = rewrite(own, hand_plan(read_vm(own, "x"), "pin-bound"))
+    assert b"<memory nodeset='0-1'/>" in bound  # strict, as without a mode
     xml, plan = planned("study", "pin-numa")
+    assert b"numatune" not in rewrite(rewrite(xml, plan), hand_plan(read_vm(xml, "x"), "pin"))
     noted = rewrite(xml, plan).replace(b"</numatune>", b"<!-- mine --></numatune>")
     without = rewrite(noted, hand_plan(read_vm(noted, "x"), "pin"))
     assert b"<!-- mine --></numatune>" in without and b"<memnode" not in without
@@ -203,7 +207,7 @@ CASES: list[tuple[str, str, dict[str, object], tuple[str, ...], tuple[str, ...]]
             '<lab:owner xmlns:lab="http://example.org/lab">team "a" &amp; b</lab:owner>',
             '<homenode:layout xmlns:homenode="urn:homenode:layout:1" name="pin-numa"',
         ),
-        (),
+        ("multiplied",),
     ),
     ("tabs-double-quotes", "pin", {}, ('current="2"',), ()),
     ("study", "pin-numa", {"topoext": True}, ("<feature policy='require' name='topoext'/>",), ()),
@@ -272,6 +276,9 @@ def test_tabs_and_double_quotes_and_line_ends_are_the_documents_own() -> None:
     document = parse_document(b"<domain>\n\t<a>\n    <b/>\n\t</a>\n</domain>", "mixed")
     after = apply(document, append(document, document.root.children[0], [new])).text
     assert b"\n    <c>\n    \t<d/>\n    </c>" in after
+    document = parse_document(b"<?xml version='1.0'?>\n<domain><a/></domain>", "one line")
+    after = apply(document, append(document, document.root, [new])).text
+    assert b"<a/><c><d/></c></domain>" in after
 
 
 @pytest.mark.parametrize("name", ["utf16", "latin1"])

@@ -232,6 +232,10 @@ def test_a_host_device_that_the_plan_gives_up_goes() -> None:
     left = tuple(structs.replace(hostdev, managed=False) for hostdev in plan.vm.hostdevs)
     after = rewrite(xml, with_vm(plan, hostdevs=left))
     assert b"managed='yes'" in xml and b"managed='yes'" not in after
+    bare = re.sub(rb"<hostdev.*?</hostdev>", b"", xml, flags=re.DOTALL)
+    for hostdevs in (plan.vm.hostdevs, left):  # written anew
+        after = rewrite(bare, with_vm(plan, hostdevs=hostdevs))
+        assert [h.managed for h in read_vm(after, "x").hostdevs] == [h.managed for h in hostdevs]
 
 
 def test_a_device_that_moves_into_a_slot_of_its_own_is_no_longer_of_several_functions() -> None:

@@ -307,6 +307,8 @@ def alternative(
 def test_copies_in_two_groups_of_two_are_far_in_the_slower_one() -> None:
     ((metric, detail),) = find_far_copies(alternative("default", BEFORE, (1,) * 8))
     assert metric == "h2d-bandwidth" and "4 of 8 GPUs" in detail
+    for metrics, number in ((None, 1), (frozenset({metric}), 1), (frozenset({"other"}), 0)):
+        assert len([*find_own_caveats(alternative("default", BEFORE), metrics)]) == number
     latency = alternative("default", (700, 702, 1100, 1104), metric="h2d-latency")
     ((_, detail),) = find_far_copies(latency)
     assert detail == "h2d-latency: 2 of 4 GPUs 1,102 ns, the others 701 ns"
@@ -334,6 +336,7 @@ def test_copies_that_were_bound_to_the_other_node_are_remote() -> None:
     assert (found.local, found.cells) == (None, (0, 4))
     (found,) = compare_localities([bound], dict.fromkeys(gpus, 1))
     assert (found.remote, found.cells) == (None, (4, 0))
+    assert found.local == pytest.approx(21.05e9)
 
 
 def test_a_guests_nodes_are_not_the_hosts() -> None:
@@ -374,6 +377,12 @@ def test_pairs_of_three_gpus_are_a_matrix_with_or_without_its_diagonal(count: in
     assert (len(matrix.rows), len(matrix.cells)) == (3, count)
 
 
+@pytest.mark.parametrize(("metric", "count"), [("core-to-core-latency", 1), ("p2p-latency", 0)])
+def test_pairs_of_cpus_are_a_matrix_of_their_metric_alone(metric: str, count: int) -> None:
+    samples = tuple(Sample(metric, "ns", 60.0, variant=pair) for pair in ("0 to 1", "1 to 0"))
+    assert len(build_matrices(*group_runs([replace(run_of("pin"), samples=samples)]))) == count
+
+
 def test_gpus_that_copy_slowly_are_counted_and_a_healthy_layout_clears_them() -> None:
     gpus = [Bdf.parse(f"0000:{bus:02x}:00.0") for bus in (7, 8, 0x47, 0x48)]
     healthy = alternative("pin", (24, 24, 24, 24), gpus=gpus).runs
@@ -391,6 +400,11 @@ def test_gpus_that_copy_slowly_are_counted_and_a_healthy_layout_clears_them() ->
     partly = alternative("pin", (24, 24, 24, 7), gpus=gpus).runs
     both = check_results([*alternative("default", (6, 24, 24, 7), gpus=gpus).runs, *partly])
     assert [one.severity for one in both].count(Severity.CRITICAL) == 2
+    again = alternative("default", (24, 24, 24, 24), gpus=gpus).runs  # another run clears nothing
+    assert "6.0 GB/s (2 of 4 GPUs)" in [
+        one.observed
+        for one in check_results([*alternative("default", (6, 24, 24, 7), gpus=gpus).runs, *again])
+    ]
 
 
 def test_the_slowest_of_five_gpus_is_compared_with_the_fastest_two() -> None:
@@ -405,6 +419,9 @@ def test_samples_within_a_boot_say_how_sure_its_median_is() -> None:
     samples = tuple(replace(sample, index=None) for sample in run.samples)
     (series,) = collect_series([Run(run.head, samples)]).values()
     assert series.inner_variance == pytest.approx(math.pi / 2 / 3)
+    disturbed = tuple(replace(sample, disturbed=True) for sample in samples)
+    (series,) = collect_series([Run(run.head, disturbed)]).values()
+    assert series.samples == 3
 
 
 def test_a_control_that_moved_by_less_than_matters_takes_no_metric_with_it() -> None:
@@ -457,6 +474,8 @@ def test_cells_that_bench_bound_to_the_other_node_are_no_far_copies() -> None:
         gpus=tuple(GpuPlace(gpu, place // 2) for place, gpu in enumerate(gpus)),
     )
     assert not list(find_own_caveats(group_runs([Run(head, samples)])[0]))
+    (found,) = compare_localities(group_runs([Run(whole[0].head, samples)]), {})
+    assert [found.local, found.remote] == pytest.approx([55.25e9, 41.15e9])
     astray = alternative("pin-numa-pci", (*far[:2], *near[2:]), (1,) * 4, gpus=gpus).runs[0]
     (caveat,) = find_own_caveats(group_runs([astray])[0])
     assert caveat.id == "far-copies" and "2 of 4 GPUs 41.2 GB/s" in caveat.detail

@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from homenode.bdf import Bdf
 from homenode.cpuset import CpuSet
 from homenode.decide.alternative import group_runs
-from homenode.decide.compare import compare
+from homenode.decide.compare import compare, is_whole
 from homenode.decide.comparison import (
     FEW_BOOTS,
     PRINTED,
@@ -81,12 +81,13 @@ def test_power_is_shown_by_test_and_layout_and_decides_nothing() -> None:
     of_tests = [
         msgspec.structs.replace(one, variant=test)
         for one in watts
-        for test in ("gpu-bandwidth", "app")
+        for test in ("gpu-bandwidth", "gpu-bandwidth from node 1", "app")
     ]
     run = replace(loud, samples=(*loud.samples, *copies, *events, *of_tests))
     assert compared(quiet, run).power["pin-numa"] == {
         "gpu-bandwidth": 400.0,
         "gpu-bandwidth, J/GB": pytest.approx(8.0),
+        "gpu-bandwidth from node 1": 400.0,  # from which no copies are known
         "app": 400.0,
         "app, J/event": pytest.approx(200.0, rel=0.05),
     }
@@ -309,6 +310,9 @@ def test_a_difference_is_large_from_what_matters_on(metric: str) -> None:
     effect = only(compared(*pair(random.Random(1), metric=metric)), metric)
     for ratio, expected in ((0.96, False), (0.94, True), (1 / 0.96, False), (1 / 0.94, True)):
         assert is_large(replace(effect, ratio=ratio)) is expected
+    assert is_whole(effect)
+    assert not is_whole(replace(effect, variant="CPU 3"))
+    assert not is_whole(replace(effect, metric="core-to-core-latency"))
     low, high = {"memory-bandwidth": (0.94, 1.3), "memory-latency": (1 / 1.3, 1 / 0.94)}[metric]
     perhaps_worse = replace(effect, ratio=1.0, low=low, high=high, outcome=Outcome.CANNOT_TELL)
     assert _find_position(perhaps_worse, METRICS[metric]) is MetricRank.UNSHOWN

@@ -107,7 +107,7 @@ def test_siblings_are_worth_two_to_three_percent_of_throughput_and_no_more(
 ) -> None:
     made = published(system, Objective.THROUGHPUT)
     assert (made.choice, made.layout, made.avoid) == ("pin", "pin-bound", ())
-    assert made.results[0].alternative == "pin-numa-smt"
+    assert made.results[0].alternative == "pin-numa-smt" and made.measure_next is None
     assert 1 / made.results[1].ratio == pytest.approx(gain, abs=1e-3)
     dense = published(system, Objective.DENSITY)
     assert (dense.layout, dense.keeps_vcpus) == ("pin-numa-smt", True)
@@ -119,7 +119,8 @@ def test_rtx_4080_pins_are_to_be_reviewed_with_candidates() -> None:
     (caveat,) = [one for one in made.caveats if one.id == "pin-regression"]
     assert "homenode doctor" in caveat.fix
     assert caveat.detail.startswith("36 % below")
-    assert format_answer("RTX 4080", (made,)).startswith("RTX 4080: review first: check the pins")
+    answer = format_answer("RTX 4080", (made,))
+    assert answer.startswith("RTX 4080: review first: check the pins") and "36 % slower" in answer
 
 
 def test_a_measured_difference_may_be_smaller_than_one_that_may_be_none() -> None:
@@ -182,6 +183,7 @@ def test_runs_of_a_kind_are_those_of_other_machines_alone() -> None:
         for kind in (machine.kind, "another", None)
     ]
     assert select_runs_of_kind(runs, machine) == {"other": (runs[3],)}
+    assert not select_runs_of_kind(runs, replace(machine, kind=None))
 
 
 @pytest.mark.parametrize(("pinned", "layout"), [("pin", "default"), ("pin-numa", "pin-bound")])
@@ -220,6 +222,7 @@ def test_measured_zero_latencies_stop_the_answer_for_latency_alone() -> None:
     made = measured(zeroed, Objective.LATENCY)
     assert (made.choice, made.find_reason(ReasonId.IMPOSSIBLE) is not None) == (None, True)
     assert format_basis(made) == "not ready"
+    assert format_basis(replace(made, reasons=())) == "cannot tell"
     assert measured(zeroed, Objective.MEMORY_BANDWIDTH).choice is not None
 
 

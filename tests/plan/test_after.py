@@ -118,10 +118,12 @@ def test_two_plans_of_one_vm_or_of_one_device_are_refused() -> None:
     with pytest.raises(UsageError, match=r"^2: .* a "):
         add_planned([HOST], [("1", plan_of("a")), ("2", plan_of("a"))])
     host = hgx_host()
-    request = small_request(4, 8 * GIB, devices=["19:00.0"])
-    placement = placed((2, 2), devices=bdfs("19:00.0"))
-    plans = [(name, assemble(host, named(request, name), placement)) for name in ("a", "b")]
-    with pytest.raises(UsageError, match=r"0000:19:00\.0 in the plans of a and b"):
+    request = small_request(4, 8 * GIB)
+    plans = [
+        (name, assemble(host, named(request, name), placed((2, 2), devices=devices)))
+        for name, devices in (("a", ["3b:00.0"]), ("b", ["19:00.0", "3b:00.0"]))
+    ]
+    with pytest.raises(UsageError, match=r"0000:3b:00\.0 in the plans of a and b"):
         add_planned([host], plans)
     of_vgpu = [
         (name, structs.replace(plan, vm=structs.replace(plan.vm, hostdevs=(vgpu,))))

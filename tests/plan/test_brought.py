@@ -95,6 +95,12 @@ def test_a_gpu_that_brings_none_is_a_finding_with_who_has_it() -> None:
     assert finding.severity == "warning" and "1a:00.0 by 'other'" in finding.observed
 
 
+def test_a_nic_serves_one_gpu_of_its_switch() -> None:
+    gpus = (Bdf.parse("19:00.0"), Bdf.parse("3b:00.0"))
+    request = wanting(None, with_nics=True, devices=gpus)
+    assert found(hgx(nic(0x17), nic(0x1A)), request)[0] == ["17:00.0", "1a:00.0"]
+
+
 def test_a_nic_that_the_document_has_serves_its_gpu() -> None:
     host = hgx(nic(0x1A), nic(0x1B))
     own = (Bdf.parse("19:00.0"), Bdf.parse("1b:00.0"))

@@ -337,6 +337,11 @@ def test_a_nic_next_to_gpus_that_the_vm_does_not_get_is_left_remote(layout: str)
     assert finding.subject == "0000:cc:00.0"
     assert "0000:1a:00.0" in (finding.fix or "")
     assert not any(nic in (finding.fix or "") for nic in ("0000:1a:01.0", "0000:3c:00.0"))
+    nics = {nic.bdf for nic in host.devices_of_kind(DeviceKind.NIC)} - set(request.devices)
+    taken = structs.replace(taken, devices=(*taken.devices, *nics))
+    placement = place(structs.replace(host, domains=(taken,)), request)
+    [finding] = [one for one in placement.findings if one.id == "nic-without-gpu"]
+    assert finding.fix == "pass through the GPUs near the NICs: --device"
 
 
 @pytest.mark.parametrize(

@@ -56,8 +56,10 @@ def test_small_bars_next_to_a_large_one_cost_its_alignment() -> None:
     assert compute_window_bytes([plain]) == 0
 
 
-def test_nothing_is_set_where_the_default_window_suffices() -> None:
-    plan = planned(with_bars(hgx_host(), 256 * MIB))
+@pytest.mark.parametrize("bar_bytes", [256 * MIB, 4 * GIB])
+def test_nothing_is_set_where_the_default_window_suffices(bar_bytes: int) -> None:
+    guest: dict[str, object] = {"cpu_mode": "custom", "max_memory_bytes": TIB}
+    plan = planned(with_bars(hgx_host(), bar_bytes), guest)
     assert plan.aperture is not None
     assert plan.aperture.pcihole64_bytes is None
     assert plan.aperture.firmware_mmio64_mib is None

@@ -50,20 +50,25 @@ def test_a_placement_may_give_each_cell_its_own_memory() -> None:
 
 
 @pytest.mark.parametrize(
-    ("sizes", "message"),
+    ("sizes", "message", "nearest_gib"),
     [
-        ((4 * GIB, 4 * GIB), "expected 2 sizes that come to 7 GiB"),
-        ((7 * GIB,), "expected 2 sizes that come to 7 GiB"),
-        ((4 * GIB + 512 * MIB, 2 * GIB + 512 * MIB), "guest cell 0: expected memory in whole"),
-        ((7 * GIB, 0), "guest cell 1: expected memory in whole"),
+        ((4 * GIB, 4 * GIB), "expected 2 sizes that come to 7 GiB", []),
+        ((7 * GIB,), "expected 2 sizes that come to 7 GiB", []),
+        (
+            (4 * GIB + 512 * MIB, 2 * GIB + 512 * MIB),
+            "guest cell 0: expected memory in whole",
+            [4, 5],
+        ),
+        ((7 * GIB, 0), "guest cell 1: expected memory in whole", [1]),
     ],
 )
 def test_memory_of_cells_that_no_pages_can_make_is_refused(
-    sizes: tuple[int, ...], message: str
+    sizes: tuple[int, ...], message: str, nearest_gib: list[float]
 ) -> None:
     request = structs.replace(small_request(4, 7 * GIB), page_bytes=GIB)
-    with pytest.raises(InputError, match=message):
+    with pytest.raises(InputError, match=message) as error:
         assemble(even_host(2), request, structs.replace(placed((2, 2)), cell_memory_bytes=sizes))
+    assert numbers(error.value.hint) == nearest_gib
 
 
 @given(

@@ -10,6 +10,7 @@ from msgspec.structs import replace
 from homenode.cpuset import CpuSet
 from homenode.errors import HomenodeError, InputError
 from homenode.machine.topology import Host
+from homenode.objective import Objective
 from homenode.plan.pipeline import plan_file
 from homenode.plan.placement import Placement
 from homenode.plan.shape.assemble import assemble
@@ -24,7 +25,7 @@ from homenode.vm.plan_options import PlanOptions
 from homenode.vm.sources import load_host
 from tests.guest_shapes import placed
 from tests.seeds import part
-from tests.small_hosts import even_host, small_request
+from tests.small_hosts import asking, even_host, small_request
 
 
 def pins_of(host: Host, *parts: tuple[int, int], siblings: bool = False) -> list[CpuSet]:
@@ -65,6 +66,14 @@ def test_a_flat_guest_keeps_a_topology_that_is_still_true(
     request = small_request(4, layout="pin")
     request = replace(request, guest=structs.replace(request.guest, cpu_topology=stated))
     assert assemble(even_host(2), request, placed((2, 2))).vm.cpu_topology == expected
+
+
+@pytest.mark.parametrize(("vcpus", "expected"), [(1, None), (2, GuestTopology(1, 1, 2, 1))])
+def test_a_flat_guest_of_a_chosen_layout_is_no_socket_per_vcpu(
+    vcpus: int, expected: GuestTopology | None
+) -> None:
+    request = asking(small_request(vcpus, layout="pin"), objective=Objective.LATENCY)
+    assert assemble(even_host(2), request, placed((vcpus,))).vm.cpu_topology == expected
 
 
 @pytest.mark.parametrize(

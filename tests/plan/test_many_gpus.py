@@ -127,6 +127,8 @@ def test_of_many_nodes_the_two_with_the_memory_are_found() -> None:
     pack = asking(request, max_nodes=2, balance=Balance.PACK)
     placed = place(host, pack)
     assert (placed.nodes, placed.relaxations) == ((3, 11), (Relaxation.UNEVEN_MEMORY,))
+    (finding,) = (f for f in placed.findings if f.id == "memory-uneven")
+    assert (finding.severity, finding.fix) == ("info", None)
 
 
 def test_no_choice_among_equally_near_gpus_breaks_fewer_sets() -> None:

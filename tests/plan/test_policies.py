@@ -90,11 +90,15 @@ def test_a_device_without_a_node_pulls_nowhere_and_is_a_gap() -> None:
 
 
 def test_an_unknown_device_is_refused_with_the_nearest_ones() -> None:
-    host = even_host(2, devices=[DeviceSpec("0000:3b:00.0"), DeviceSpec("0000:9b:00.0", 1)])
-    with pytest.raises(InputError, match=r"nearest: 0000:3b:00\.0") as error:
-        place(host, small_request(4, devices=["3c:00.0"]))
-    assert error.value.exit_code == 2
-    assert error.value.message.startswith(f"host {host.name!r} has no PCI function 0000:3c:00.0;")
+    request = small_request(4, devices=["3c:00.0"])
+    request = replace(request, guest=replace(request.guest, hostdevs=()))
+    for kind, hint in ((DeviceKind.GPU, "GPUs of the host: 0000:3b:00.0"), (DeviceKind.NIC, None)):
+        host = even_host(2, devices=[DeviceSpec("0000:3b:00.0", kind=kind)])
+        with pytest.raises(InputError, match=r"nearest: 0000:3b:00\.0") as error:
+            place(host, request)
+        assert (error.value.exit_code, error.value.hint) == (2, hint)
+        start = f"host {host.name!r} has no PCI function 0000:3c:00.0;"
+        assert error.value.message.startswith(start)
 
 
 def test_all_absent_devices_are_named_and_those_of_another_kind() -> None:

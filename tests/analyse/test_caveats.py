@@ -337,6 +337,12 @@ def test_copies_that_were_bound_to_the_other_node_are_remote() -> None:
     (found,) = compare_localities([bound], dict.fromkeys(gpus, 1))
     assert (found.remote, found.cells) == (None, (4, 0))
     assert found.local == pytest.approx(21.05e9)
+    (matrix,) = build_matrices(alternative("default", BEFORE, bound=1))  # GPUs without address
+    assert len(matrix.cells) == 8
+    partly = alternative("default", AFTER, (0, 0, 1, None), gpus=gpus)  # the last has no place
+    node_of = dict(zip(gpus, (0, 0, 1, 1), strict=True))
+    (found,) = compare_localities([partly], node_of)
+    assert found.cells == (3, 0)
 
 
 def test_a_guests_nodes_are_not_the_hosts() -> None:
@@ -420,8 +426,8 @@ def test_samples_within_a_boot_say_how_sure_its_median_is() -> None:
     (series,) = collect_series([Run(run.head, samples)]).values()
     assert series.inner_variance == pytest.approx(math.pi / 2 / 3)
     disturbed = tuple(replace(sample, disturbed=True) for sample in samples)
-    (series,) = collect_series([Run(run.head, disturbed)]).values()
-    assert series.samples == 3
+    (series,) = collect_series([Run(replace(run.head, experiment="a"), disturbed)]).values()
+    assert (series.samples, series.blocks) == (3, (None,))
 
 
 def test_a_control_that_moved_by_less_than_matters_takes_no_metric_with_it() -> None:

@@ -677,6 +677,7 @@ def test_a_flat_curve_of_any_collective_stops_the_machine() -> None:
     for of_other, count in ((samples, 2), (fast, 0)):  # the faster layout refutes the ceiling
         runs = [Run(run.head, samples), Run(other, of_other)]
         assert len(check_results(runs)) == count
+    assert len(check_results([Run(run.head, samples), Run(run.head, fast)])) == 1
 
 
 def test_an_unusable_run_is_left_out_and_named_where_others_can_answer() -> None:

@@ -92,8 +92,10 @@ def test_a_device_without_a_node_pulls_nowhere_and_is_a_gap() -> None:
 def test_an_unknown_device_is_refused_with_the_nearest_ones() -> None:
     request = small_request(4, devices=["3c:00.0"])
     request = replace(request, guest=replace(request.guest, hostdevs=()))
-    for kind, hint in ((DeviceKind.GPU, "GPUs of the host: 0000:3b:00.0"), (DeviceKind.NIC, None)):
-        host = even_host(2, devices=[DeviceSpec("0000:3b:00.0", kind=kind)])
+    gpus = "GPUs of the host: 0000:3b:00.0, 0000:9b:00.0"
+    for kind, hint in ((DeviceKind.GPU, gpus), (DeviceKind.NIC, None)):
+        specs = [DeviceSpec(f"0000:{bus}:00.0", kind=kind) for bus in ("3b", "9b")]
+        host = even_host(2, devices=specs)
         with pytest.raises(InputError, match=r"nearest: 0000:3b:00\.0") as error:
             place(host, request)
         assert (error.value.exit_code, error.value.hint) == (2, hint)

@@ -58,7 +58,8 @@ def definition(daemon: TwoNodes) -> str:
 
 def options(daemon: TwoNodes, directory: Path, layouts: str, boots: int, *how: str) -> list[str]:
     return [
-        *f"trial {NAME} --layouts {layouts} --boots {boots} --yes --guest-access agent".split(),
+        *("trial", NAME, "--layouts", layouts, "--boots", str(boots)),
+        *"--yes --guest-access agent".split(),
         *"--tests cpu-single,core-to-core --quick --repeat 1".split(),
         *"--boot-timeout 600 --shutdown-timeout 1".split(),
         *(*how, "--connect", daemon.uri, "--probe", str(daemon.directory / "probe")),

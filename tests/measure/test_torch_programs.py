@@ -6,6 +6,7 @@ import mmap
 import os
 import re
 import sys
+import time
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -188,7 +189,9 @@ def test_a_node_that_is_not_there_is_refused() -> None:
 
 def test_small_copies_are_times_by_size() -> None:
     """And the place of the thread that copies is recorded."""
+    started_s = time.monotonic()
     output = copies("small-copies")
+    took_ns = 1e9 * (time.monotonic() - started_s)
     (run,) = torch_report.parse(output)
     places = {figure.thread for figure in run.results}
     assert places and all(place.node is None or place.node >= 0 for place in places)
@@ -196,7 +199,7 @@ def test_small_copies_are_times_by_size() -> None:
     sizes = {one.size_bytes for one in figures.samples}
     assert sizes == {8, 4096, 65536}
     assert {one.metric for one in figures.samples} == {"h2d-copy-time", "d2h-copy-time"}
-    assert all(5e3 <= one.value < 60e9 for one in figures.samples)
+    assert all(5e3 <= one.value < took_ns for one in figures.samples)
 
 
 def test_copies_within_a_gpu_count_each_byte_once() -> None:
